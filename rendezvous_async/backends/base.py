@@ -1,0 +1,448 @@
+"""The contract of a backend: bytes behind fencing tokens, sessions that expire, watches that never miss the last value.
+
+A backend is a small strongly consistent store. It knows nothing of rounds and ranks: it sees keys and bytes. What it
+must promise, for every implementation (``rendezvous_async.testing.check_backend`` checks each of these):
+
+* **Revisions.** Every commit that wrote something has a revision of its own, larger than all before it. An entry's
+  token is ``(epoch, revision of its last put)``. Tokens of another epoch never compare equal.
+* **Commits** are atomic and linearizable: all conditions hold and all writes happen, or nothing does.
+* **Reads** see every commit that was acknowledged before they were sent.
+* **Sessions** are leases on the backend's own monotonic clock. A key belongs to the session of its last put, and is
+  deleted when that session ends; a put under a session that has ended is refused.
+* **Watches** are level-triggered: per key the newest value, revisions never fall, the last value and every deletion
+  that lasts are delivered, however slowly the consumer reads and however often the connection breaks.
+
+Names: in ``watch``, ``list`` and ``Delete`` a name that ends in ``/`` is a subtree, any other is exactly one key. Keys
+are relative to the run (``<namespace>/<run_id>/``): segments of ordinary characters, separated by single slashes.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable
+from typing import TypeAlias
+from urllib.parse import quote
+
+import anyio
+import msgspec
+
+from rendezvous_async.errors import RendezvousConnectionError, RendezvousStateError
+from rendezvous_async.settings import check_id
+
+__all__ = [
+    "Backend",
+    "Commit",
+    "Condition",
+    "Delete",
+    "Entry",
+    "Listing",
+    "Put",
+    "Session",
+    "Token",
+    "Watch",
+    "Write",
+    "encode_segment",
+]
+
+DEFAULT_NAMESPACE = "rendezvous_async"
+MAX_KEY_LENGTH = 1024
+OUT_AFTER = 0.75
+"""The part of its TTL after which a session's owner counts itself out, by its own clock."""
+
+
+class Token(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A fencing token: which history (epoch), and where in it (revision)."""
+
+    epoch: str
+    revision: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}:{self.revision}"
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A key and what it holds; in a watch, ``value`` None is a deletion and the token tells when."""
+
+    key: str
+    value: bytes | None
+    token: Token
+    session: str | None = None
+
+    def relative_to(self, prefix: str) -> Entry:
+        """Return the same entry with ``prefix`` taken off its key."""
+        return Entry(self.key[len(prefix) :], self.value, self.token, self.session)
+
+
+class Listing(msgspec.Struct, frozen=True, array_like=True):
+    """Entries in the order of their keys, as of one moment.
+
+    Attributes:
+        entries: What there is, or, from a watch, what has changed.
+        token: The moment: the newest revision that this listing takes into account.
+        complete: Whether these are all entries there are. From a watch, False: only the changes since the last one.
+    """
+
+    entries: tuple[Entry, ...]
+    token: Token
+    complete: bool = True
+
+    @property
+    def revision(self) -> int:
+        return self.token.revision
+
+    def relative_to(self, prefix: str) -> Listing:
+        """Return the same listing with ``prefix`` taken off every key."""
+        return Listing(tuple(entry.relative_to(prefix) for entry in self.entries), self.token, self.complete)
+
+
+class Commit(msgspec.Struct, frozen=True, array_like=True):
+    """How a commit went.
+
+    Attributes:
+        won: Whether all conditions held, so that all writes happened.
+        token: Of the writes if it won, else of the moment at which it lost.
+        entries: If it lost, the current entries of the keys in ``when`` (those that exist).
+    """
+
+    won: bool
+    token: Token
+    entries: tuple[Entry, ...] = ()
+
+    @property
+    def revision(self) -> int:
+        return self.token.revision
+
+    def entry(self, key: str) -> Entry | None:
+        """Return what stands at ``key``, one of the keys in ``when``, after a commit that lost."""
+        return next((entry for entry in self.entries if entry.key == key), None)
+
+
+class Put(msgspec.Struct, frozen=True, array_like=True, tag="put", gc=False):
+    """Write a value; with a session, the key goes when the session ends."""
+
+    key: str
+    value: bytes
+    session: str | None = None
+
+
+class Delete(msgspec.Struct, frozen=True, array_like=True, tag="delete", gc=False):
+    """Delete one key, or with a name that ends in ``/`` a whole subtree. Deleting nothing is no error."""
+
+    name: str
+
+
+Write: TypeAlias = Put | Delete
+
+
+class Condition(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The key's entry has this token; with token None, there is no such key."""
+
+    key: str
+    token: Token | None
+
+
+class Session(ABC):
+    """A lease on the backend's clock, and this process's own view of it.
+
+    Attributes:
+        id: Names it in entries.
+        ttl: Seconds, as granted; the backend ends the session so long after the last keep-alive.
+        deadline: By this process's own clock, when its owner must count itself out: the send time of the last
+            keep-alive that was answered, plus three quarters of the TTL.
+        lost: Set when the backend has said that the session is over. Silence never sets it: look at the deadline.
+    """
+
+    def __init__(self, id: str, ttl: float, sent_at: float) -> None:
+        self.id = id
+        self.ttl = ttl
+        self.deadline = sent_at + OUT_AFTER * ttl
+        self.lost = anyio.Event()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} ttl={self.ttl:g}{' lost' if self.lost.is_set() else ''}>"
+
+    async def keep_alive(self) -> None:
+        """Send one keep-alive and wait for its answer.
+
+        Raises:
+            RendezvousSessionError: The backend has ended the session; ``lost`` is set.
+            RendezvousConnectionError: No answer; the session may or may not be alive.
+        """
+        sent_at = anyio.current_time()
+        await self._refresh()
+        self.deadline = max(self.deadline, sent_at + OUT_AFTER * self.ttl)
+
+    @abstractmethod
+    async def _refresh(self) -> None: ...
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """End the session now: its keys are deleted at once. Ending it twice is no error."""
+
+
+class Watch(ABC, AsyncIterator[Listing]):
+    """Delivers what stands under some names, then what changes, for as long as somebody reads.
+
+    Without ``after``, the first listing is complete (and possibly empty). With it, only what changed after that token;
+    if the backend no longer knows (another epoch, or too long ago), a complete listing. A slow reader gets the newest
+    values, not a queue. When the backend must start over, keys that vanished meanwhile are delivered as deletions.
+
+    Attributes:
+        prefix: What is taken off the keys that are delivered.
+        current_at: By this process's clock, a moment for which it is known that everything committed before it has
+            been offered to this watch. A reader that sees it stand still for long no longer knows what goes on.
+    """
+
+    prefix = ""
+
+    def __init__(self, after: Token | None = None) -> None:
+        self._position = after
+        self._known: dict[str, Token] = {}
+
+    @property
+    def current_at(self) -> float:
+        return anyio.current_time()
+
+    def __aiter__(self) -> Watch:
+        return self
+
+    async def __anext__(self) -> Listing:
+        while True:
+            listing = self._settle(await self._next())
+            if listing is not None:
+                return listing.relative_to(self.prefix)
+
+    async def __aenter__(self) -> Watch:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    @abstractmethod
+    async def _next(self) -> Listing:
+        """Return the next listing as it comes, possibly stale, repeated or complete; ``_settle`` makes it fit.
+
+        Raises StopAsyncIteration after ``aclose()``. Must be safe to cancel without losing anything.
+        """
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Stop watching; a pending read ends with StopAsyncIteration."""
+
+    def _settle(self, listing: Listing) -> Listing | None:
+        """Drop what was delivered already, add deletions that a fresh start hides, and remember what is known."""
+        position, epoch = self._position, listing.token.epoch
+        entries = []
+        for entry in listing.entries:
+            known = self._known.get(entry.key)
+            if known is not None and known.epoch == epoch and entry.token.revision <= known.revision:
+                continue
+            entries.append(entry)
+        if listing.complete:
+            present = {entry.key for entry in listing.entries}
+            gone = [key for key in self._known if key not in present]
+            entries.extend(Entry(key, None, listing.token) for key in gone)
+            entries.sort(key=lambda entry: entry.key)
+        for entry in entries:
+            if entry.value is None:
+                self._known.pop(entry.key, None)
+            else:
+                self._known[entry.key] = entry.token
+        if position is None or position.epoch != epoch or position.revision < listing.token.revision:
+            self._position = listing.token
+        if not entries and position is not None and not (listing.complete and position.epoch != epoch):
+            return None
+        return Listing(tuple(entries), listing.token, listing.complete)
+
+
+class Backend(ABC):
+    """A store scoped to one run; its methods say what they promise in this module's opening."""
+
+    name: str
+    """What kind it is: ``memory``, ``tcp``, ``etcd``, ``file``, or a word of your own."""
+    max_writes: int
+    """How many writes, and how many conditions, one commit may have."""
+    max_bytes: int
+    """How many bytes of keys and values one commit may have."""
+
+    def __init__(self, run_id: str, namespace: str = DEFAULT_NAMESPACE) -> None:
+        self.run_id = check_id("run_id", run_id)
+        self.prefix = f"{namespace.strip('/')}/{encode_segment(run_id)}/"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} run={self.run_id!r}>"
+
+    async def get(self, key: str) -> Entry | None:
+        """Return the entry at ``key``, or None."""
+        entry = await self._get(self.prefix + check_key(key))
+        return None if entry is None else entry.relative_to(self.prefix)
+
+    async def list(self, name: str) -> Listing:
+        """Return the entries under a subtree (``"nodes/"``), or the one at a key; ``""`` is the whole run."""
+        return (await self._list(self.prefix + check_name(name))).relative_to(self.prefix)
+
+    async def commit(self, *writes: Write, when: Iterable[Condition] = ()) -> Commit:
+        """Do all ``writes`` at once if every condition of ``when`` holds, else none.
+
+        A commit writes a key at most once: two puts of one key, or a put under a name that it deletes, are an error.
+
+        Raises:
+            RendezvousSessionError: A put names a session that has ended; nothing was written.
+            RendezvousConnectionError: No answer in time; the commit may or may not have happened.
+            ValueError: More than ``max_writes`` or ``max_bytes``, or a bad key; nothing was sent.
+        """
+        conditions = tuple(Condition(self.prefix + check_key(c.key), c.token) for c in when)
+        absolute = tuple(self._absolute(write) for write in writes)
+        self._check_size(absolute, conditions)
+        commit = await self._commit(absolute, conditions)
+        return Commit(commit.won, commit.token, tuple(entry.relative_to(self.prefix) for entry in commit.entries))
+
+    def watch(self, *names: str, after: Token | None = None) -> Watch:
+        """Watch keys and subtrees; use it with ``async with`` and ``async for``."""
+        if not names:
+            raise ValueError("watch needs at least one name")
+        watch = self._watch(tuple(self.prefix + check_name(name) for name in names), after)
+        watch.prefix = self.prefix
+        return watch
+
+    @abstractmethod
+    async def open_session(self, ttl: float) -> Session:
+        """Open a session that the backend ends ``ttl`` seconds after its last keep-alive (or a little later)."""
+
+    @abstractmethod
+    async def end_session(self, session: str) -> None:
+        """End any session by its id, also one of another process; its keys are deleted at once. None such: no error."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Let go of the connection. Calls under way and watches fail with RendezvousConnectionError."""
+
+    async def __aenter__(self) -> Backend:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with anyio.CancelScope(shield=True):
+            await self.aclose()
+
+    def _absolute(self, write: Write) -> Write:
+        match write:
+            case Put(key, value, session):
+                return Put(self.prefix + check_key(key), value, session)
+            case Delete(name):
+                return Delete(self.prefix + check_name(name))
+
+    def _check_size(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> None:
+        puts = [write for write in writes if isinstance(write, Put)]
+        deletes = [write.name for write in writes if isinstance(write, Delete)]
+        keys = {put.key for put in puts}
+        if len(keys) < len(puts) or any(covers(name, key) for name in deletes for key in keys):
+            raise ValueError("a commit must not write a key twice, nor put a key that it also deletes")
+        if max(len(writes), len(when)) > self.max_writes:
+            raise ValueError(
+                f"a commit to {self.name} has at most {self.max_writes} writes and as many conditions, "
+                f"not {len(writes)} and {len(when)}; split it"
+            )
+        size = sum(len(put.key) + len(put.value) for put in puts)
+        if size > self.max_bytes:
+            raise ValueError(f"a commit to {self.name} has at most {self.max_bytes} bytes, not {size}; split it")
+
+    # The classic contract: one state behind a token, on a key of its own.
+
+    async def get_state(self) -> tuple[bytes, Token] | None:
+        """Return the classic state and its token, or None if there is none.
+
+        Raises:
+            RendezvousStateError: What is stored was not written by ``set_state``, or is damaged.
+        """
+        entry = await self.get(_CLASSIC_KEY)
+        return None if entry is None else (_open_envelope(entry), entry.token)
+
+    async def set_state(self, state: bytes, token: object = None) -> tuple[bytes, Token, bool] | None:
+        """Replace the classic state if ``token`` is that of the current one; without a token, create it.
+
+        Returns:
+            The state that now stands, its token, and whether it is the one given; None if there is no state at all and
+            the token was not None.
+        """
+        if token is None or isinstance(token, Token):
+            put = Put(_CLASSIC_KEY, _close_envelope(state))
+            commit = await self.commit(put, when=[Condition(_CLASSIC_KEY, token)])
+            if commit.won:
+                return state, commit.token, True
+            entry = commit.entry(_CLASSIC_KEY)
+        else:
+            entry = await self.get(_CLASSIC_KEY)
+        return None if entry is None else (_open_envelope(entry), entry.token, False)
+
+    # What an implementation provides: the same calls on absolute names, which are checked already.
+
+    @abstractmethod
+    async def _get(self, key: str) -> Entry | None: ...
+
+    @abstractmethod
+    async def _list(self, name: str) -> Listing: ...
+
+    @abstractmethod
+    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit: ...
+
+    @abstractmethod
+    def _watch(self, names: tuple[str, ...], after: Token | None) -> Watch: ...
+
+
+def encode_segment(text: str) -> str:
+    """Return ``text`` as one segment of a key: percent-encoded, with no slash in it."""
+    quoted = quote(text, safe="")
+    return quoted.replace(".", "%2E") if quoted.strip(".") == "" else quoted
+
+
+def covers(name: str, key: str) -> bool:
+    """Tell whether ``name`` is ``key``, or a subtree that holds it."""
+    return key.startswith(name) if name.endswith("/") else key == name
+
+
+def subtrees_of(key: str) -> list[str]:
+    """Return every subtree that holds ``key``: ``a/`` and ``a/b/`` for ``a/b/c``."""
+    return [key[: index + 1] for index, character in enumerate(key) if character == "/"]
+
+
+def check_key(key: str) -> str:
+    """Return ``key`` if it may name an entry."""
+    if not key or key.endswith("/"):
+        raise ValueError(f"a key must not be empty or end in a slash: {key!r}")
+    return check_name(key)
+
+
+def check_name(name: str) -> str:
+    """Return ``name`` if it may name a key or, with a slash at its end, a subtree; ``""`` is the whole run."""
+    if len(name) > MAX_KEY_LENGTH:
+        raise ValueError(f"a key has at most {MAX_KEY_LENGTH} characters, not {len(name)}: {name[:64]!r}...")
+    if name.startswith("/") or "//" in name or not name.isprintable():
+        raise ValueError(f"a key has segments of printable characters between single slashes, unlike {name!r}")
+    return name
+
+
+def closed_error(name: str) -> RendezvousConnectionError:
+    """What a call on a closed backend raises."""
+    return RendezvousConnectionError(f"the {name} backend is closed")
+
+
+_CLASSIC_KEY = "classic"
+_MAGIC = b"rdzv1"
+_CHECKSUM = struct.Struct(">I")
+
+
+def _close_envelope(state: bytes) -> bytes:
+    return _MAGIC + _CHECKSUM.pack(zlib.crc32(state)) + state
+
+
+def _open_envelope(entry: Entry) -> bytes:
+    value = entry.value or b""
+    start = len(_MAGIC) + _CHECKSUM.size
+    state = value[start:]
+    if value[:start] != _MAGIC + _CHECKSUM.pack(zlib.crc32(state)):
+        raise RendezvousStateError(
+            f"the classic state at revision {entry.token.revision} is damaged or was not written by set_state()"
+        )
+    return state

@@ -1,0 +1,330 @@
+"""The revisioned table with sessions: what a backend does, without saying where or when.
+
+No I/O and no clock: whoever owns a table passes ``now`` in and wakes the watchers of the keys that ``take_changed()``
+names. Every operation is deterministic, so a log of the calls that changed something replays to the same table; the
+memory backend, the TCP server and the file backend share it.
+
+A change is known by its key alone. ``_live`` keeps the keys that exist in the order of their last put, ``_graves`` the
+keys that are gone in the order of their deletion; what changed after revision r is found by walking both from the end.
+So a watcher needs no queue, only its position, and the cost of a slow one is nothing. The graves are bounded: when the
+oldest are dropped, ``_horizon`` rises, and a watch from before it is given a complete listing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from rendezvous_async.backends.base import Commit, Condition, Delete, Entry, Listing, Put, Token, Write, subtrees_of
+from rendezvous_async.errors import RendezvousSessionError
+
+__all__ = ["CommitId", "Lease", "Snapshot", "Table"]
+
+MAX_GRAVES = 4096
+
+
+class Lease(msgspec.Struct):
+    """A session as the table sees it; ``checked_at`` is the one place in the queue of expiries that counts."""
+
+    id: str
+    ttl: float
+    expires_at: float
+    checked_at: float
+    keys: set[str] = msgspec.field(default_factory=set)
+
+
+class CommitId(msgspec.Struct, frozen=True, array_like=True):
+    """Names a commit, so that one that is sent again is not done again.
+
+    Attributes:
+        client: Whose commit it is.
+        number: Counts this client's commits, from 1.
+        settled: Every commit of this client up to this number has been answered; the table may forget those answers.
+    """
+
+    client: str
+    number: int
+    settled: int = 0
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    """A whole table as a value. Session deadlines are left out: after a restart each gets its full TTL."""
+
+    epoch: str
+    revision: int
+    horizon: int
+    opened: int
+    entries: tuple[Entry, ...]
+    graves: tuple[tuple[str, int], ...]
+    sessions: tuple[tuple[str, float], ...]
+    answers: dict[str, dict[int, int]]
+
+
+class Table:
+    """Entries, sessions and what has changed since when.
+
+    Args:
+        epoch: Names this history; a table that cannot continue an earlier one needs a new name.
+        revision: Where to start counting.
+    """
+
+    def __init__(self, epoch: str, revision: int = 0) -> None:
+        self.epoch = epoch
+        self.revision = revision
+        self._entries: dict[str, Entry] = {}
+        self._live: OrderedDict[str, int] = OrderedDict()
+        self._graves: OrderedDict[str, int] = OrderedDict()
+        self._horizon = revision
+        self._subtrees: dict[str, dict[str, None]] = {}
+        self._sessions: dict[str, Lease] = {}
+        self._expiries: list[tuple[float, str]] = []
+        self._opened = 0
+        self._answers: dict[str, dict[int, int]] = {}
+        self._changed: list[str] = []
+
+    def __repr__(self) -> str:
+        return f"<Table {self.token} keys={len(self._entries)} sessions={len(self._sessions)}>"
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def token(self) -> Token:
+        """This moment."""
+        return Token(self.epoch, self.revision)
+
+    @property
+    def sessions(self) -> int:
+        """How many sessions are open."""
+        return len(self._sessions)
+
+    def take_changed(self) -> list[str]:
+        """Return the keys written or deleted since the last call; a key may stand in it more than once."""
+        changed, self._changed = self._changed, []
+        return changed
+
+    def raise_revision(self, revision: int) -> None:
+        """Never again use a revision up to this one; for a table whose clients remember more than it does."""
+        self.revision = max(self.revision, revision)
+
+    # Reading
+
+    def get(self, key: str) -> Entry | None:
+        """Return the entry at ``key``, or None."""
+        return self._entries.get(key)
+
+    def list(self, name: str) -> Listing:
+        """Return the entry at a key, or those under a subtree in the order of their keys."""
+        return Listing(tuple(self._entries[key] for key in self._keys(name)), self.token)
+
+    def changes(self, names: Sequence[str], after: Token | None) -> Listing | None:
+        """Return what has changed under ``names`` since ``after``, or None if nothing has.
+
+        Without ``after``, or when it is of another epoch or too old to tell, a complete listing, even if it is empty.
+        """
+        if after is None or after.epoch != self.epoch or after.revision < self._horizon:
+            keys = sorted({key for name in names for key in self._keys(name)})
+            return Listing(tuple(self._entries[key] for key in keys), self.token)
+        if after.revision >= self.revision:
+            return None
+        changed: dict[str, int] = {}
+        for name in names:
+            if name.endswith("/"):
+                for journal in (self._live, self._graves):
+                    for key in reversed(journal):
+                        if journal[key] <= after.revision:
+                            break
+                        if key.startswith(name):
+                            changed[key] = journal[key]
+            else:
+                revision = self._live.get(name) or self._graves.get(name)
+                if revision is not None and revision > after.revision:
+                    changed[name] = revision
+        if not changed:
+            return None
+        entries = tuple(
+            self._entries.get(key) or Entry(key, None, Token(self.epoch, changed[key])) for key in sorted(changed)
+        )
+        return Listing(entries, self.token, complete=False)
+
+    # Writing
+
+    def commit(self, writes: Sequence[Write], when: Iterable[Condition] = (), id: CommitId | None = None) -> Commit:
+        """Do all ``writes`` under one new revision if every condition holds; a won ``id`` is answered, not done again.
+
+        Raises:
+            RendezvousSessionError: A put names a session that is not open; nothing has changed.
+        """
+        if id is not None and (answer := self._answer(id)) is not None:
+            return answer
+        when = tuple(when)
+        if not all(self._holds(condition) for condition in when):
+            current = (self._entries.get(condition.key) for condition in when)
+            return Commit(False, self.token, tuple(entry for entry in current if entry is not None))
+        for write in writes:
+            if isinstance(write, Put) and write.session is not None and write.session not in self._sessions:
+                raise RendezvousSessionError(f"session {write.session} has ended; nothing was written")
+        if writes:
+            self.revision += 1
+        for write in writes:
+            match write:
+                case Put(key, value, session):
+                    self._put(Entry(key, value, self.token, session))
+                case Delete(name):
+                    for key in list(self._keys(name)):
+                        self._delete(key)
+        if id is not None:
+            self._answers.setdefault(id.client, {})[id.number] = self.revision
+        return Commit(True, self.token)
+
+    def forget(self, client: str) -> None:
+        """Drop the remembered answers of a client that will not ask again."""
+        self._answers.pop(client, None)
+
+    # Sessions
+
+    def open_session(self, ttl: float, now: float) -> str:
+        """Open a session and return its id, which no other session of any epoch has."""
+        self._opened += 1
+        session = f"{self.epoch}.{self._opened}"
+        self._open(session, ttl, now)
+        return session
+
+    def keep_alive(self, session: str, now: float) -> bool:
+        """Give a session its full TTL again; False if it has ended."""
+        lease = self._sessions.get(session)
+        if lease is None:
+            return False
+        lease.expires_at = now + lease.ttl
+        return True
+
+    def hasten(self, session: str, expires_at: float) -> None:
+        """Let a session end no later than ``expires_at``, unless a keep-alive comes before."""
+        lease = self._sessions.get(session)
+        if lease is not None and expires_at < lease.expires_at:
+            lease.expires_at = expires_at
+            self._check_at(lease, expires_at)
+
+    def end_session(self, session: str) -> bool:
+        """End a session and delete its keys, under one revision; False if it is not open."""
+        lease = self._sessions.pop(session, None)
+        if lease is None:
+            return False
+        if lease.keys:
+            self.revision += 1
+            for key in sorted(lease.keys):
+                self._delete(key)
+        return True
+
+    def due(self, now: float) -> Sequence[str]:
+        """Return the sessions whose time is over; the caller ends them."""
+        due = []
+        while self._expiries and self._expiries[0][0] <= now:
+            at, session = heapq.heappop(self._expiries)
+            lease = self._sessions.get(session)
+            if lease is None or lease.checked_at != at:
+                continue
+            if lease.expires_at <= now:
+                due.append(session)
+            else:
+                self._check_at(lease, lease.expires_at)
+        return due
+
+    def next_due(self) -> float | None:
+        """Return when to ask ``due()`` next; None if no session is open."""
+        while self._expiries and self._expiries[0][1] not in self._sessions:
+            heapq.heappop(self._expiries)
+        return self._expiries[0][0] if self._expiries else None
+
+    # As a value
+
+    def snapshot(self) -> Snapshot:
+        """Return the whole table as a value."""
+        return Snapshot(
+            self.epoch,
+            self.revision,
+            self._horizon,
+            self._opened,
+            tuple(self._entries[key] for key in self._live),
+            tuple(self._graves.items()),
+            tuple((lease.id, lease.ttl) for lease in self._sessions.values()),
+            {client: dict(numbers) for client, numbers in self._answers.items()},
+        )
+
+    @classmethod
+    def restore(cls, snapshot: Snapshot, now: float) -> Table:
+        """Return the table that ``snapshot`` was taken of, with a full TTL for each session."""
+        table = cls(snapshot.epoch, snapshot.revision)
+        table._horizon = snapshot.horizon
+        table._opened = snapshot.opened
+        table._graves.update(snapshot.graves)
+        table._answers = {client: dict(numbers) for client, numbers in snapshot.answers.items()}
+        for session, ttl in snapshot.sessions:
+            table._open(session, ttl, now)
+        for entry in snapshot.entries:
+            table._put(entry)
+        table._changed.clear()
+        return table
+
+    # Inside
+
+    def _open(self, session: str, ttl: float, now: float) -> None:
+        lease = Lease(session, ttl, now + ttl, now + ttl)
+        self._sessions[session] = lease
+        self._check_at(lease, lease.expires_at)
+
+    def _check_at(self, lease: Lease, at: float) -> None:
+        lease.checked_at = at
+        heapq.heappush(self._expiries, (at, lease.id))
+
+    def _holds(self, condition: Condition) -> bool:
+        entry = self._entries.get(condition.key)
+        return entry is None if condition.token is None else entry is not None and entry.token == condition.token
+
+    def _answer(self, id: CommitId) -> Commit | None:
+        numbers = self._answers.get(id.client)
+        if numbers is None:
+            return None
+        for number in [number for number in numbers if number <= id.settled]:
+            del numbers[number]
+        revision = numbers.get(id.number)
+        return None if revision is None else Commit(True, Token(self.epoch, revision))
+
+    def _keys(self, name: str) -> Iterable[str]:
+        if name.endswith("/"):
+            return sorted(self._subtrees.get(name, ()))
+        return (name,) if name in self._entries else ()
+
+    def _put(self, entry: Entry) -> None:
+        key = entry.key
+        old = self._entries.get(key)
+        if old is None:
+            self._graves.pop(key, None)
+            for subtree in subtrees_of(key):
+                self._subtrees.setdefault(subtree, {})[key] = None
+        elif old.session is not None and old.session != entry.session:
+            self._sessions[old.session].keys.discard(key)
+        if entry.session is not None:
+            self._sessions[entry.session].keys.add(key)
+        self._entries[key] = entry
+        self._live[key] = entry.token.revision
+        self._live.move_to_end(key)
+        self._changed.append(key)
+
+    def _delete(self, key: str) -> None:
+        entry = self._entries.pop(key)
+        if entry.session is not None and (lease := self._sessions.get(entry.session)) is not None:
+            lease.keys.discard(key)
+        for subtree in subtrees_of(key):
+            keys = self._subtrees[subtree]
+            del keys[key]
+            if not keys:
+                del self._subtrees[subtree]
+        del self._live[key]
+        self._graves[key] = self.revision
+        self._changed.append(key)
+        while len(self._graves) > MAX_GRAVES:
+            _, self._horizon = self._graves.popitem(last=False)

@@ -1,0 +1,96 @@
+"""What can go wrong, as a tree.
+
+::
+
+    RendezvousError                      anything that this library raises on purpose
+    ├── RendezvousClosedError            somebody closed the run, for everyone and for good
+    ├── RendezvousTimeoutError           a deadline passed; also a TimeoutError; carries a diagnosis
+    ├── RendezvousConnectionError        the backend cannot be reached; also a ConnectionError; lists what was tried
+    ├── RendezvousStateError             bytes in the backend that are not ours, damaged, or of a newer version
+    ├── RendezvousSettingsError          this node and the run disagree on min, max, ranks or timeouts
+    ├── RendezvousGracefulExitError      a spare whose run was closed: its work is not needed, nothing failed
+    ├── RendezvousSessionError           the backend has ended this session; whatever was bound to it is gone
+    └── RendezvousFencedError            a write or a wait of a round that is over; also what a cut-off node gets
+
+An error leaves the state as it was. Wrong arguments are plain ``ValueError`` or ``TypeError``, raised before anything
+is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "RendezvousClosedError",
+    "RendezvousConnectionError",
+    "RendezvousError",
+    "RendezvousFencedError",
+    "RendezvousGracefulExitError",
+    "RendezvousSessionError",
+    "RendezvousSettingsError",
+    "RendezvousStateError",
+    "RendezvousTimeoutError",
+]
+
+
+class RendezvousError(Exception):
+    """The base of every error that this library raises on purpose."""
+
+
+class RendezvousClosedError(RendezvousError):
+    """The run was closed by somebody, for everyone and for good.
+
+    Attributes:
+        reason: What the author of the close said.
+        by: The node that closed it.
+    """
+
+    def __init__(self, reason: str = "", by: str = "", *, run_id: str = "") -> None:
+        self.reason = reason
+        self.by = by
+        run = f"run {run_id!r}" if run_id else "the rendezvous"
+        super().__init__(f"{run} was closed by {by or 'an unnamed node'}: {reason or 'no reason given'}")
+
+
+class RendezvousTimeoutError(RendezvousError, TimeoutError):
+    """A deadline passed.
+
+    Attributes:
+        diagnosis: Why, in full: a ``Status`` whose ``str()`` explains itself, or None if it could not be read.
+    """
+
+    def __init__(self, message: str, diagnosis: object | None = None) -> None:
+        self.diagnosis = diagnosis
+        super().__init__(f"{message}\n{diagnosis}" if diagnosis is not None else message)
+
+
+class RendezvousConnectionError(RendezvousError, ConnectionError):
+    """The backend cannot be reached, or did not answer in time; a write in flight may or may not have happened.
+
+    Attributes:
+        attempts: What was tried and how each ended, one line each.
+    """
+
+    def __init__(self, message: str, attempts: Sequence[str] = ()) -> None:
+        self.attempts = tuple(attempts)
+        super().__init__("\n  ".join((message, *self.attempts)))
+
+
+class RendezvousStateError(RendezvousError):
+    """The backend holds bytes that are not ours, are damaged, or come from a newer version."""
+
+
+class RendezvousSettingsError(RendezvousError):
+    """This node's settings differ from those that the run was started with."""
+
+
+class RendezvousGracefulExitError(RendezvousError):
+    """The run was closed while this node was a spare: it was not needed, and nothing failed."""
+
+
+class RendezvousSessionError(RendezvousError):
+    """The backend has ended this session, and with it everything that was bound to it."""
+
+
+class RendezvousFencedError(RendezvousError):
+    """The round that this call belongs to is over, or this node is out of it; the call changed nothing."""

@@ -1,0 +1,200 @@
+"""What a user can set, checked where it enters: timeouts, node counts, endpoints.
+
+Everything here is a frozen value. A wrong argument raises ``ValueError`` with the value in the text, before any I/O.
+"""
+
+from __future__ import annotations
+
+import math
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+__all__ = ["DEFAULT_PORTS", "Endpoint", "Settings", "Timeouts", "check_seconds", "parse_endpoint", "parse_nodes"]
+
+DEFAULT_PORTS = {"tcp": 29400, "etcd": 2379, "etcds": 2379}
+MAX_NODES = 1_000_000
+MAX_ID_LENGTH = 256
+_HOST_SCHEMES = frozenset(DEFAULT_PORTS)
+_PATH_SCHEMES = frozenset({"file", "memory"})
+
+
+def check_seconds(name: str, value: object) -> float:
+    """Return ``value`` as a finite, positive number of seconds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} must be a number of seconds, not {value!r}")
+    seconds = float(value)
+    if not math.isfinite(seconds) or seconds <= 0:
+        raise ValueError(f"{name} must be a positive, finite number of seconds, not {value!r}")
+    return seconds
+
+
+def check_id(name: str, value: object) -> str:
+    """Return ``value`` as a run or node id: a short text that is not empty."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{name} must be a text that is not empty, not {value!r}")
+    if len(value) > MAX_ID_LENGTH:
+        raise ValueError(f"{name} must have at most {MAX_ID_LENGTH} characters, not {len(value)}: {value[:32]!r}...")
+    return value
+
+
+class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
+    """How long to wait for what, in seconds.
+
+    Attributes:
+        join: For a round to form, from the call of ``join()``.
+        last_call: For late comers, once ``min`` nodes are at the barrier.
+        regroup: The same when a member of the last round is among them; None means ``min(last_call, 3)``.
+        close: For leaving and closing cleanly.
+        heartbeat: For one keep-alive to be answered.
+    """
+
+    join: float = 600.0
+    last_call: float = 30.0
+    regroup: float | None = None
+    close: float = 30.0
+    heartbeat: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if not (name == "regroup" and value is None):
+                check_seconds(f"timeouts.{name}", value)
+
+    @property
+    def regroup_seconds(self) -> float:
+        """The regroup time in force."""
+        return min(self.last_call, 3.0) if self.regroup is None else self.regroup
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What all nodes of a run must agree on; it lives in the run's state."""
+
+    min_nodes: int
+    max_nodes: int
+    ranks: str = "sticky"
+    last_call: float = 30.0
+    regroup: float = 3.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_nodes <= self.max_nodes <= MAX_NODES:
+            raise ValueError(
+                f"nodes must satisfy 1 <= min <= max <= {MAX_NODES}, not {self.min_nodes}:{self.max_nodes}"
+            )
+        if self.ranks not in ("sticky", "sorted") and not (self.ranks.startswith("label:") and self.ranks != "label:"):
+            raise ValueError(f"ranks must be 'sticky', 'sorted' or 'label:<name>', not {self.ranks!r}")
+        check_seconds("last_call", self.last_call)
+        check_seconds("regroup", self.regroup)
+
+    @property
+    def fingerprint(self) -> str:
+        """A short text that is equal for equal settings; every node's record carries it."""
+        return f"{self.min_nodes}:{self.max_nodes} {self.ranks} last_call={self.last_call:g} regroup={self.regroup:g}"
+
+    @property
+    def label(self) -> str | None:
+        """The label that ranks go by, if they do."""
+        return self.ranks.removeprefix("label:") if self.ranks.startswith("label:") else None
+
+
+def parse_nodes(nodes: int | str | tuple[int, int]) -> tuple[int, int]:
+    """Return ``(min, max)`` for ``4``, ``"4"``, ``"2:4"`` or ``(2, 4)``."""
+    wrong = f'nodes must be a count, "min:max" or a tuple (min, max) with 1 <= min <= max, not {nodes!r}'
+    low: object
+    high: object
+    match nodes:
+        case str():
+            left, colon, right = nodes.partition(":")
+            if not (left.isascii() and left.isdigit()) or (colon and not (right.isascii() and right.isdigit())):
+                raise ValueError(wrong)
+            low, high = int(left), int(right if colon else left)
+        case (low, high):
+            pass
+        case _:
+            low = high = nodes
+    for count in (low, high):
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise ValueError(wrong)
+    assert isinstance(low, int)
+    assert isinstance(high, int)
+    if not 1 <= low <= high <= MAX_NODES:
+        raise ValueError(wrong)
+    return low, high
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """Where a backend lives, taken apart.
+
+    Attributes:
+        scheme: ``tcp``, ``etcd``, ``etcds``, ``file`` or ``memory``.
+        hosts: ``(host, port)`` pairs, for the schemes that have them.
+        path: The directory of ``file``, the name of ``memory``.
+        options: What stood in the query string.
+    """
+
+    scheme: str
+    hosts: tuple[tuple[str, int], ...] = ()
+    path: str = ""
+    options: dict[str, str] = {}
+
+    def __str__(self) -> str:
+        if self.scheme in _PATH_SCHEMES:
+            return f"{self.scheme}://{self.path}"
+        return f"{self.scheme}://" + ",".join(format_address(host, port) for host, port in self.hosts)
+
+
+def format_address(host: str, port: int) -> str:
+    """Return ``host:port``, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """Take an endpoint apart: ``tcp://head:29400?is_host=auto``, ``etcd://a,b,c``, ``file:///dir``, ``memory://name``."""
+    if "://" not in str(text):
+        raise ValueError(f"endpoint must look like scheme://..., for example tcp://head:29400, not {text!r}")
+    scheme, _, rest = text.partition("://")
+    if scheme not in _HOST_SCHEMES | _PATH_SCHEMES:
+        known = ", ".join(sorted(_HOST_SCHEMES | _PATH_SCHEMES))
+        raise ValueError(f"endpoint {text!r} has the unknown scheme {scheme!r}; known are {known}")
+    place, question, query = rest.partition("?")
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(question))
+    except ValueError:
+        raise ValueError(f"endpoint {text!r} has a query that is not name=value&name=value") from None
+    options = dict(pairs)
+    if len(options) != len(pairs):
+        raise ValueError(f"endpoint {text!r} names an option twice")
+    if scheme in _PATH_SCHEMES:
+        path = unquote(place)
+        if not path or (scheme == "file" and not path.startswith("/")):
+            example = "file:///shared/dir" if scheme == "file" else "memory://name"
+            raise ValueError(f"endpoint {text!r} must name a place, for example {example}")
+        return Endpoint(scheme, path=path, options=options)
+    authority = place.removesuffix("/")
+    if "/" in authority or "#" in authority or "@" in authority:
+        raise ValueError(f"endpoint {text!r} must be {scheme}://host:port without a path, user or password")
+    hosts = tuple(_parse_address(text, address, DEFAULT_PORTS[scheme]) for address in authority.split(","))
+    if scheme == "tcp" and len(hosts) != 1:
+        raise ValueError(f"endpoint {text!r} must name one host; only etcd takes a list")
+    return Endpoint(scheme, hosts=hosts, options=options)
+
+
+def _parse_address(text: str, address: str, default_port: int) -> tuple[str, int]:
+    if address.startswith("["):
+        host, bracket, rest = address[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise ValueError(f"endpoint {text!r} has an IPv6 address without its brackets closed")
+        port = rest[1:] if rest else ""
+        colon = bool(rest)
+    else:
+        host, separator, port = address.partition(":")
+        colon = bool(separator)
+        if ":" in port:
+            raise ValueError(f"endpoint {text!r}: put an IPv6 address in brackets, for example tcp://[::1]:29400")
+    if not host:
+        raise ValueError(f"endpoint {text!r} names no host")
+    if not colon:
+        return host, default_port
+    if not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise ValueError(f"endpoint {text!r} has the port {port!r}; it must be a number from 0 to 65535")
+    return host, int(port)
