@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import Context
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -60,11 +61,13 @@ class MemoryServer:
             self._timer.cancel()
             self._timer = None
         if due is not None and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_at(due, self._expire)
+            # In a context of its own: the timer is the server's, and not of the client whose call has set it.
+            self._timer = asyncio.get_running_loop().call_at(due, self._expire, context=Context())
 
     def _expire(self) -> None:
         self._timer = None
-        for session in self.table.due(anyio.current_time()):
+        # Not anyio.current_time(): where sniffio is installed, anyio finds no event loop in a plain callback.
+        for session in self.table.due(asyncio.get_running_loop().time()):
             self.table.end_session(session)
         self.settle()
 
