@@ -1,6 +1,7 @@
 """Why has this round not formed: who is here, who is missing, who has not come back, and what happens next.
 
-``diagnose`` turns the records of a run into a ``Status``: structured for programs, and with a ``str()`` for a tired person.
+``diagnose`` turns the records of a run into a ``Status``: structured for programs, and with a ``str()`` for a tired
+person.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Present(msgspec.Struct, frozen=True):
 
     Attributes:
         node: Its id.
-        role: ``member`` holds the round, ``back`` has returned to the barrier, ``waiting`` is new, ``spare`` finds the world
-            full, ``foreign`` came with other settings.
+        role: ``member`` holds the round, ``back`` has returned to the barrier, ``waiting`` is new, ``spare`` finds the
+            world full, ``foreign`` came with other settings.
         rank: In the round, for its members.
         address: What it says other members reach it at.
     """
