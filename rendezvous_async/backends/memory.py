@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextvars import Context
+from contextvars import copy_context
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -46,6 +46,7 @@ class MemoryServer:
         self.table = Table(epoch)
         self.fanout: Fanout[Callable[[], None]] = Fanout()
         self._timer: asyncio.TimerHandle | None = None
+        self._context = copy_context()  # The server's timer is nobody else's, whoever happens to call.
 
     def __repr__(self) -> str:
         return f"<MemoryServer {self.table!r}>"
@@ -61,8 +62,7 @@ class MemoryServer:
             self._timer.cancel()
             self._timer = None
         if due is not None and self._timer is None:
-            # In a context of its own: the timer is the server's, and not of the client whose call has set it.
-            self._timer = asyncio.get_running_loop().call_at(due, self._expire, context=Context())
+            self._timer = asyncio.get_running_loop().call_at(due, self._expire, context=self._context)
 
     def _expire(self) -> None:
         self._timer = None
