@@ -220,18 +220,18 @@ class Table:
         return True
 
     def due(self, now: float) -> Sequence[str]:
-        """Return the sessions whose time is over; the caller ends them."""
-        due = []
+        """Return the sessions whose time is over, each once; the caller ends them."""
+        due: dict[str, None] = {}
         while self._expiries and self._expiries[0][0] <= now:
             at, session = heapq.heappop(self._expiries)
             lease = self._sessions.get(session)
             if lease is None or lease.checked_at != at:
                 continue
             if lease.expires_at <= now:
-                due.append(session)
+                due[session] = None
             else:
                 self._check_at(lease, lease.expires_at)
-        return due
+        return list(due)
 
     def next_due(self) -> float | None:
         """Return when to ask ``due()`` next; None if no session is open."""
