@@ -24,6 +24,8 @@ from rendezvous_async.errors import RendezvousSessionError
 __all__ = ["CommitId", "Lease", "Snapshot", "Table"]
 
 MAX_GRAVES = 4096
+_SETTLED = 0
+"""In a client's answers, where commits count from 1: up to which of them all are settled."""
 
 
 class Lease(msgspec.Struct):
@@ -285,11 +287,16 @@ class Table:
         return entry is None if condition.token is None else entry is not None and entry.token == condition.token
 
     def _answer(self, id: CommitId) -> Commit | None:
+        """Return what a commit was answered, if it was; a late copy of a settled one is answered that it lost."""
         numbers = self._answers.get(id.client)
         if numbers is None:
             return None
-        for number in [number for number in numbers if number <= id.settled]:
+        settled = max(id.settled, numbers.get(_SETTLED, 0))
+        for number in [number for number in numbers if number <= settled]:
             del numbers[number]
+        numbers[_SETTLED] = settled
+        if id.number <= settled:
+            return Commit(False, self.token)
         revision = numbers.get(id.number)
         return None if revision is None else Commit(True, Token(self.epoch, revision))
 
