@@ -232,12 +232,15 @@ class Watch(ABC, AsyncIterator[Listing]):
     def _settle(self, listing: Listing) -> Listing | None:
         """Drop what was delivered already, add deletions that a fresh start hides, and remember what is known."""
         position, epoch = self._position, listing.token.epoch
+        if position is not None and position.epoch == epoch and listing.token.revision < position.revision:
+            return None  # stale: whatever it says has been delivered, or overtaken
         entries = []
         for entry in listing.entries:
             known = self._known.get(entry.key)
             if known is not None and known.epoch == epoch and entry.token.revision <= known.revision:
                 continue
             entries.append(entry)
+        complete = listing.complete and len(entries) == len(listing.entries)
         if listing.complete:
             present = {entry.key for entry in listing.entries}
             gone = [key for key in self._known if key not in present]
@@ -248,11 +251,10 @@ class Watch(ABC, AsyncIterator[Listing]):
                 self._known.pop(entry.key, None)
             else:
                 self._known[entry.key] = entry.token
-        if position is None or position.epoch != epoch or position.revision < listing.token.revision:
-            self._position = listing.token
+        self._position = listing.token
         if not entries and position is not None and not (listing.complete and position.epoch != epoch):
             return None
-        return Listing(tuple(entries), listing.token, listing.complete)
+        return Listing(tuple(entries), listing.token, complete)
 
 
 class Backend(ABC):
