@@ -335,16 +335,17 @@ class Backend(ABC):
 
     def _check_size(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> None:
         puts = [write for write in writes if isinstance(write, Put)]
-        deletes = [write.name for write in writes if isinstance(write, Delete)]
+        deleted = {write.name for write in writes if isinstance(write, Delete)}
         keys = {put.key for put in puts}
-        if len(keys) < len(puts) or any(covers(name, key) for name in deletes for key in keys):
+        if len(keys) < len(puts) or any(key in deleted or not deleted.isdisjoint(subtrees_of(key)) for key in keys):
             raise ValueError("a commit must not write a key twice, nor put a key that it also deletes")
         if max(len(writes), len(when)) > self.max_writes:
             raise ValueError(
                 f"a commit to {self.name} has at most {self.max_writes} writes and as many conditions, "
                 f"not {len(writes)} and {len(when)}; split it"
             )
-        size = sum(len(put.key) + len(put.value) for put in puts)
+        size = sum(len(put.value) for put in puts)
+        size += sum(len(name.encode()) for name in (*keys, *deleted, *(condition.key for condition in when)))
         if size > self.max_bytes:
             raise ValueError(f"a commit to {self.name} has at most {self.max_bytes} bytes, not {size}; split it")
 
