@@ -24,7 +24,7 @@ from rendezvous_async.testing.cluster import Cluster, NotSettledError, elastic
 from rendezvous_async.testing.conformance import BACKEND_CHECKS, check_backend
 from rendezvous_async.testing.history import History
 from rendezvous_async.testing.network import Faults, SimulatedBackend
-from rendezvous_async.testing.simulate import Report, Scenario, scenario_of, simulate
+from rendezvous_async.testing.scenarios import Report, Scenario, scenario_of, simulate
 
 __all__ = [
     "BACKEND_CHECKS",

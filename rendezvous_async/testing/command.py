@@ -15,7 +15,7 @@ from multiprocessing import get_context
 from rendezvous_async.testing.checks import BrokenGuaranteeError
 from rendezvous_async.testing.clock import VirtualTimeError
 from rendezvous_async.testing.cluster import NotSettledError
-from rendezvous_async.testing.simulate import scenario_of, simulate
+from rendezvous_async.testing.scenarios import scenario_of, simulate
 
 CHUNK = 50
 
