@@ -33,12 +33,16 @@ def record(
 
 
 def formed(
-    names: str, *, round: int = 1, attempt: str = "first", settings: Settings = TWO_TO_FOUR, waiting: int = 0, lost: int = 0
+    names: str,
+    *,
+    round: int = 1,
+    attempt: str = "first",
+    settings: Settings = TWO_TO_FOUR,
+    waiting: int = 0,
+    lost: int = 0,
 ) -> tuple[Head, dict[str, Seat]]:
     """Return the head and the seats of a round of the nodes ``names``, one letter each, whose arrivals are <name>1."""
-    seats = {
-        name: Seat(round=round, attempt=attempt, arrival=f"{name}1", rank=rank) for rank, name in enumerate(names)
-    }
+    seats = {name: Seat(round=round, attempt=attempt, arrival=f"{name}1", rank=rank) for rank, name in enumerate(names)}
     head = Head(
         settings=settings,
         round=round,
