@@ -5,6 +5,6 @@ from __future__ import annotations
 import hypothesis
 
 hypothesis.settings.register_profile(
-    "repeatable", derandomize=True, database=None, deadline=None, max_examples=60, print_blob=False
+    "repeatable", derandomize=True, database=None, deadline=None, max_examples=40, print_blob=False
 )
 hypothesis.settings.load_profile("repeatable")

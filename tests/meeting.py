@@ -10,6 +10,7 @@ import asyncio
 import functools
 import random
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from typing import Any, ParamSpec
 
 import anyio
@@ -40,8 +41,31 @@ def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P,
     return in_each_order
 
 
+class Joining:
+    """A join that goes on in the background."""
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self.scope = anyio.CancelScope()
+        self.world: World | None = None
+        self.error: Exception | None = None
+        self.ended_at: float | None = None
+        self._rendezvous = rendezvous
+
+    async def run(self) -> None:
+        with self.scope:
+            try:
+                self.world = await self._rendezvous.join()
+            except Exception as error:
+                self.error = error
+            self.ended_at = now()
+
+    @property
+    def ended(self) -> bool:
+        return self.ended_at is not None
+
+
 class Meeting:
-    """A memory server and the nodes that tests send there; at its end, nothing may be left behind.
+    """A memory server and the nodes that a test sends there; at its end they leave, and nothing may be left behind.
 
     Args:
         max_writes: Per commit, for every backend of this meeting.
@@ -53,14 +77,34 @@ class Meeting:
         self._max_writes = max_writes
         self._max_bytes = max_bytes
         self._made = 0
+        self._nodes = AsyncExitStack()
+        self._group = anyio.create_task_group()
 
     async def __aenter__(self) -> Meeting:
         self._tasks_before = asyncio.all_tasks()
+        await self._group.__aenter__()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._group.cancel_scope.cancel()
+        await self._group.__aexit__(None, None, None)
+        await self._nodes.aclose()
         if kind is None:
             await self.expect_nothing_left()
+
+    async def enter(self, name: str, nodes: str = "2:4", **options: Any) -> Rendezvous:
+        """Return a node that has entered, and leaves at the end."""
+        return await self._nodes.enter_async_context(self.node(name, nodes, **options))
+
+    async def enter_all(self, names: str, nodes: str = "2:4", **options: Any) -> list[Rendezvous]:
+        """Do the same for several nodes, one letter each."""
+        return [await self.enter(name, nodes, **options) for name in names]
+
+    def start(self, rendezvous: Rendezvous) -> Joining:
+        """Let a node join in the background."""
+        joining = Joining(rendezvous)
+        self._group.start_soon(joining.run)
+        return joining
 
     def backend(self, kind: type[MemoryBackend] = MemoryBackend) -> MemoryBackend:
         """Return a backend for one node."""
@@ -121,6 +165,11 @@ class Meeting:
         assert asyncio.all_tasks() == self._tasks_before
 
 
+def now() -> float:
+    """Return the time, without the noise of adding floats."""
+    return round(anyio.current_time(), 6)
+
+
 async def together(*joins: Rendezvous) -> list[World]:
     """Let all of them join, and return their worlds in the same order."""
     worlds: dict[int, World] = {}
@@ -137,7 +186,7 @@ async def together(*joins: Rendezvous) -> list[World]:
 async def until(holds: Callable[[], bool], within: float = 60.0) -> None:
     """Wait, in virtual time, until something holds."""
     with anyio.fail_after(within):
-        while not holds():
+        while not holds():  # noqa: ASYNC110 - in virtual time a look costs nothing
             await anyio.sleep(0.01)
 
 

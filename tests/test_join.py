@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import anyio
 import pytest
 
@@ -21,13 +18,7 @@ from rendezvous_async.control import read_head
 from rendezvous_async.core.codec import decode
 from rendezvous_async.core.diagnosis import Role, Status
 from rendezvous_async.core.state import Node
-from rendezvous_async.handler import Rendezvous
-from rendezvous_async.world import World
-from tests.meeting import Meeting, in_virtual_time, together, until
-
-
-def now() -> float:
-    return round(anyio.current_time(), 6)
+from tests.meeting import Meeting, in_virtual_time, now, together, until
 
 
 async def arrival_of(meeting: Meeting, node: str) -> str:
@@ -36,54 +27,13 @@ async def arrival_of(meeting: Meeting, node: str) -> str:
     return decode(Node, entry.value).arrival
 
 
-class Joining:
-    """A join that goes on in the background."""
-
-    def __init__(self, rendezvous: Rendezvous) -> None:
-        self.rendezvous = rendezvous
-        self.scope = anyio.CancelScope()
-        self.world: World | None = None
-        self.error: Exception | None = None
-        self.ended_at: float | None = None
-
-    async def run(self) -> None:
-        with self.scope:
-            try:
-                self.world = await self.rendezvous.join()
-            except Exception as error:
-                self.error = error
-            self.ended_at = now()
-
-    @property
-    def ended(self) -> bool:
-        return self.ended_at is not None
-
-
-class Joiner:
-    """Starts joins in the background."""
-
-    def __init__(self, group: anyio.abc.TaskGroup) -> None:
-        self._group = group
-
-    def __call__(self, rendezvous: Rendezvous) -> Joining:
-        joining = Joining(rendezvous)
-        self._group.start_soon(joining.run)
-        return joining
-
-
-@asynccontextmanager
-async def joiner() -> AsyncIterator[Joiner]:
-    async with anyio.create_task_group() as group:
-        yield Joiner(group)
-        group.cancel_scope.cancel()
-
-
 # Gathering
 
 
 @in_virtual_time
 async def test_max_forms_at_once() -> None:
-    async with Meeting() as meeting, meeting.node("a", "2") as a, meeting.node("b", "2") as b:
+    async with Meeting() as meeting:
+        a, b = await meeting.enter_all("ab", "2")
         worlds = await together(a, b)
         assert now() == 0
         assert sorted(world.rank for world in worlds) == [0, 1]
@@ -94,7 +44,8 @@ async def test_max_forms_at_once() -> None:
 
 @in_virtual_time
 async def test_one_node_alone() -> None:
-    async with Meeting() as meeting, meeting.node("a", "1") as a:
+    async with Meeting() as meeting:
+        a = await meeting.enter("a", "1")
         world = await a.join()
         assert (world.round, world.rank, world.size) == (1, 0, 1)
         assert [(m.rank, m.node, m.address) for m in await world.members()] == [(0, "a", "a.example")]
@@ -102,7 +53,8 @@ async def test_one_node_alone() -> None:
 
 @in_virtual_time
 async def test_the_last_call_runs_out_and_the_round_forms_with_min() -> None:
-    async with Meeting() as meeting, meeting.node("a") as a, meeting.node("b") as b:
+    async with Meeting() as meeting:
+        a, b = await meeting.enter_all("ab")
         worlds = await together(a, b)
         assert now() == 30
         assert [world.size for world in worlds] == [2, 2]
@@ -110,53 +62,54 @@ async def test_the_last_call_runs_out_and_the_round_forms_with_min() -> None:
 
 @in_virtual_time
 async def test_the_last_call_is_never_extended_by_arrivals() -> None:
-    async with Meeting() as meeting, meeting.node("a") as a, meeting.node("b") as b, meeting.node("c") as c:
-        async with joiner() as join:
-            joins = [join(a), join(b)]
-            await anyio.sleep(29.9)
-            joins.append(join(c))
-            await until(lambda: all(joining.ended for joining in joins))
-            assert [joining.ended_at for joining in joins] == [30, 30, 30]
-            assert {joining.world.size for joining in joins if joining.world} == {3}
+    async with Meeting() as meeting:
+        a, b, c = await meeting.enter_all("abc")
+        joins = [meeting.start(a), meeting.start(b)]
+        await anyio.sleep(29.9)
+        joins.append(meeting.start(c))
+        await until(lambda: all(joining.ended for joining in joins))
+        assert [joining.ended_at for joining in joins] == [30, 30, 30]
+        assert {joining.world.size for joining in joins if joining.world} == {3}
 
 
 @in_virtual_time
 async def test_max_reached_ends_the_last_call() -> None:
-    async with Meeting() as meeting, meeting.node("a", "1:2") as a, meeting.node("b", "1:2") as b, joiner() as join:
-        joins = [join(a)]
+    async with Meeting() as meeting:
+        a, b = await meeting.enter_all("ab", "1:2")
+        joins = [meeting.start(a)]
         await anyio.sleep(10)
-        joins.append(join(b))
+        joins.append(meeting.start(b))
         await until(lambda: all(joining.ended for joining in joins))
         assert [joining.ended_at for joining in joins] == [10, 10]
 
 
 @in_virtual_time
 async def test_the_last_call_is_off_when_fewer_than_min_are_left() -> None:
-    async with Meeting() as meeting, meeting.node("a") as a, meeting.node("b") as b, meeting.node("c") as c:
-        async with joiner() as join:
-            joining_a, joining_b = join(a), join(b)
-            await anyio.sleep(29)
-            joining_b.scope.cancel()
-            await anyio.sleep(11)
-            assert not joining_a.ended
-            joining_c = join(c)
-            await until(lambda: joining_c.ended)
-            assert joining_a.ended_at == joining_c.ended_at == 70
+    async with Meeting() as meeting:
+        a, b, c = await meeting.enter_all("abc")
+        joining_a, joining_b = meeting.start(a), meeting.start(b)
+        await anyio.sleep(29)
+        joining_b.scope.cancel()
+        await anyio.sleep(11)
+        assert not joining_a.ended
+        joining_c = meeting.start(c)
+        await until(lambda: joining_c.ended)
+        assert joining_a.ended_at == joining_c.ended_at == 70
 
 
 @in_virtual_time
 async def test_the_last_call_starts_anew_when_the_coordinator_changes() -> None:
-    async with Meeting() as meeting, meeting.node("a", "2:9") as a, meeting.node("b", "2:9") as b:
-        async with meeting.node("c", "2:9") as c, joiner() as join:
-            joining_a = join(a)
-            await anyio.sleep(1)
-            joins = [join(b), join(c)]
-            await anyio.sleep(20)
-            assert (await a.status()).coordinator == "a"
-            joining_a.scope.cancel()
-            await until(lambda: all(joining.ended for joining in joins))
-            assert now() == pytest.approx(51, abs=0.01)
-            assert {joining.world.size for joining in joins if joining.world} == {2}
+    async with Meeting() as meeting:
+        a, b, c = await meeting.enter_all("abc", "2:9")
+        joining_a = meeting.start(a)
+        await anyio.sleep(1)
+        joins = [meeting.start(b), meeting.start(c)]
+        await anyio.sleep(20)
+        assert (await a.status()).coordinator == "a"
+        joining_a.scope.cancel()
+        await until(lambda: all(joining.ended for joining in joins))
+        assert now() == pytest.approx(51, abs=0.01)
+        assert {joining.world.size for joining in joins if joining.world} == {2}
 
 
 # Regrouping
@@ -164,48 +117,49 @@ async def test_the_last_call_starts_anew_when_the_coordinator_changes() -> None:
 
 @in_virtual_time
 async def test_survivors_regroup_and_keep_their_ranks() -> None:
-    async with Meeting() as meeting, meeting.node("a", "2:3") as a, meeting.node("b", "2:3") as b:
-        async with meeting.node("c", "2:3") as c:
-            first = dict(zip("abc", await together(a, b, c), strict=True))
-            await c.leave()
-            assert await first["a"].changed() is Change.MEMBER_LOST
-            assert await first["b"].changed() is Change.MEMBER_LOST
-            left_at = now()
-            second = dict(zip("ab", await together(a, b), strict=True))
-            assert now() == left_at + 3, "regroup is 3 s by default"
-            assert {world.round for world in second.values()} == {2}
-            assert {world.size for world in second.values()} == {2}
-            for node, world in second.items():
-                assert world.token.revision > first[node].token.revision
-                if first[node].rank < 2:
-                    assert world.rank == first[node].rank
+    async with Meeting() as meeting:
+        a, b, c = await meeting.enter_all("abc", "2:3")
+        first = dict(zip("abc", await together(a, b, c), strict=True))
+        await c.leave()
+        assert await first["a"].changed() is Change.MEMBER_LOST
+        assert await first["b"].changed() is Change.MEMBER_LOST
+        left_at = now()
+        second = dict(zip("ab", await together(a, b), strict=True))
+        assert now() == left_at + 3, "regroup is 3 s by default"
+        assert {world.round for world in second.values()} == {2}
+        assert {world.size for world in second.values()} == {2}
+        for node, world in second.items():
+            assert world.token.revision > first[node].token.revision
+            if first[node].rank < 2:
+                assert world.rank == first[node].rank
 
 
 @in_virtual_time
 async def test_newcomers_wait_until_members_return() -> None:
-    async with Meeting() as meeting, meeting.node("a", "2:3") as a, meeting.node("b", "2:3") as b:
-        async with meeting.node("c", "2:3") as c, joiner() as join:
-            worlds = await together(a, b)
-            joining = join(c)
-            started = now()
-            assert [await world.changed() for world in worlds] == [Change.NODES_WAITING] * 2
-            assert now() == started, "members learn of it at once"
-            back = join(a)
-            await anyio.sleep(60)
-            assert not joining.ended
-            assert not back.ended
-            world_b = await b.join()
-            assert now() == started + 60, "max is reached, so it forms at once"
-            await until(lambda: joining.ended and back.ended)
-            assert joining.world is not None
-            assert (joining.world.round, joining.world.size) == (2, 3)
-            assert world_b.rank == worlds[1].rank
-            assert joining.world.rank == 2
+    async with Meeting() as meeting:
+        a, b, c = await meeting.enter_all("abc", "2:3")
+        worlds = await together(a, b)
+        joining = meeting.start(c)
+        started = now()
+        assert [await world.changed() for world in worlds] == [Change.NODES_WAITING] * 2
+        assert now() == started, "members learn of it at once"
+        back = meeting.start(a)
+        await anyio.sleep(60)
+        assert not joining.ended
+        assert not back.ended
+        world_b = await b.join()
+        assert now() == started + 60, "max is reached, so it forms at once"
+        await until(lambda: joining.ended and back.ended)
+        assert joining.world is not None
+        assert (joining.world.round, joining.world.size) == (2, 3)
+        assert world_b.rank == worlds[1].rank
+        assert joining.world.rank == 2
 
 
 @in_virtual_time
 async def test_round_numbers_grow_even_if_the_backend_forgot_everything() -> None:
-    async with Meeting() as meeting, meeting.node("a", "2") as a, meeting.node("b", "2") as b:
+    async with Meeting() as meeting:
+        a, b = await meeting.enter_all("ab", "2")
         for _ in range(3):
             worlds = await together(a, b)
         assert worlds[0].round == 3
@@ -238,23 +192,20 @@ class HeadWatcher:
 
 @in_virtual_time
 async def test_waiting_is_counted_at_once_and_then_every_100_ms() -> None:
-    async with Meeting() as meeting, meeting.node("a", "1:9") as a:
+    async with Meeting() as meeting:
+        a = await meeting.enter("a", "1:9")
         await a.join()
         start = now()
         watcher = HeadWatcher(meeting)
-        async with anyio.create_task_group() as group, joiner() as join:
+        async with anyio.create_task_group() as group:
             group.start_soon(watcher.run)
             await anyio.sleep(1)
             watcher.seen.clear()
-            extras = [meeting.node(f"n{number}", "1:9") for number in range(6)]
-            for extra in extras:
-                await extra.__aenter__()
-                join(extra)
+            for number in range(6):
+                meeting.start(await meeting.enter(f"n{number}", "1:9"))
                 await anyio.sleep(0.03)
             await anyio.sleep(1)
             group.cancel_scope.cancel()
-        for extra in extras:
-            await extra.__aexit__(None, None, None)
         times = [round(at - start - 1, 6) for at, _, _ in watcher.seen]
         assert times == [0, 0.1, 0.2]
         assert [waiting for _, waiting, _ in watcher.seen] == [1, 4, 6]
@@ -262,15 +213,15 @@ async def test_waiting_is_counted_at_once_and_then_every_100_ms() -> None:
 
 @in_virtual_time
 async def test_lost_members_are_counted() -> None:
-    async with Meeting() as meeting, meeting.node("a", "3") as a, meeting.node("b", "3") as b:
-        async with meeting.node("c", "3") as c:
-            world = (await together(a, b, c))[0]
-            await b.leave()
-            assert await world.changed() is Change.MEMBER_LOST
-            await c.leave()
-            await anyio.sleep(0.2)
-            head = await meeting.head()
-            assert (head.waiting, head.lost) == (0, 2)
+    async with Meeting() as meeting:
+        a, b, c = await meeting.enter_all("abc", "3")
+        world = (await together(a, b, c))[0]
+        await b.leave()
+        assert await world.changed() is Change.MEMBER_LOST
+        await c.leave()
+        await anyio.sleep(0.2)
+        head = await meeting.head()
+        assert (head.waiting, head.lost) == (0, 2)
         await a.leave()
         await anyio.sleep(0.2)
 
@@ -281,58 +232,60 @@ async def test_lost_members_are_counted() -> None:
 @in_virtual_time
 async def test_a_spares_clock_stands_still_and_starts_anew_when_a_place_frees() -> None:
     timeouts = Timeouts(join=5)
-    async with Meeting() as meeting, meeting.node("a", "2") as a, meeting.node("b", "2") as b:
-        async with meeting.node("c", "2", timeouts=timeouts) as c, joiner() as join:
-            world, _ = await together(a, b)
-            spare = join(c)
-            await anyio.sleep(100)
-            assert not spare.ended
-            assert world.change is None, "spares do not disturb members"
-            assert (await a.status()).nodes(Role.SPARE) == ["c"]
-            await b.leave()
-            assert await world.changed() is Change.MEMBER_LOST
-            await until(lambda: spare.ended)
-            assert isinstance(spare.error, RendezvousTimeoutError)
-            assert spare.ended_at == pytest.approx(105, abs=0.01)
+    async with Meeting() as meeting:
+        a, b = await meeting.enter_all("ab", "2")
+        c = await meeting.enter("c", "2", timeouts=timeouts)
+        world, _ = await together(a, b)
+        spare = meeting.start(c)
+        await anyio.sleep(100)
+        assert not spare.ended
+        assert world.change is None, "spares do not disturb members"
+        assert (await a.status()).nodes(Role.SPARE) == ["c"]
+        await b.leave()
+        assert await world.changed() is Change.MEMBER_LOST
+        await until(lambda: spare.ended)
+        assert isinstance(spare.error, RendezvousTimeoutError)
+        assert spare.ended_at == pytest.approx(105, abs=0.01)
 
 
 @in_virtual_time
 async def test_a_spare_takes_the_place_that_frees() -> None:
-    async with Meeting() as meeting, meeting.node("a", "2") as a, meeting.node("b", "2") as b:
-        async with meeting.node("c", "2", timeouts=Timeouts(join=5)) as c, joiner() as join:
-            worlds = await together(a, b)
-            spare = join(c)
-            await anyio.sleep(60)
-            await b.leave()
-            world = await a.join()
-            await until(lambda: spare.ended)
-            assert spare.world is not None
-            assert (spare.world.round, spare.world.size) == (2, 2)
-            assert world.rank == 0, "rank 0 goes to a survivor"
-            assert worlds[0].change is Change.EVICTED
+    async with Meeting() as meeting:
+        a, b = await meeting.enter_all("ab", "2")
+        c = await meeting.enter("c", "2", timeouts=Timeouts(join=5))
+        worlds = await together(a, b)
+        spare = meeting.start(c)
+        await anyio.sleep(60)
+        await b.leave()
+        world = await a.join()
+        await until(lambda: spare.ended)
+        assert spare.world is not None
+        assert (spare.world.round, spare.world.size) == (2, 2)
+        assert world.rank == 0, "rank 0 goes to a survivor"
+        assert worlds[0].change is Change.EVICTED
 
 
 @in_virtual_time
 async def test_spares_come_in_the_order_of_their_arrival() -> None:
-    async with Meeting() as meeting, meeting.node("a", "1") as a, meeting.node("b", "1") as b:
-        async with meeting.node("c", "1") as c, joiner() as join:
-            await a.join()
-            later, sooner = c, b
-            first = join(sooner)
-            await anyio.sleep(1)
-            second = join(later)
-            await anyio.sleep(1)
-            await a.leave()
-            await until(lambda: first.ended)
-            assert first.world is not None
-            assert not second.ended
+    async with Meeting() as meeting:
+        a, b, c = await meeting.enter_all("abc", "1")
+        await a.join()
+        first = meeting.start(b)
+        await anyio.sleep(1)
+        second = meeting.start(c)
+        await anyio.sleep(1)
+        await a.leave()
+        await until(lambda: first.ended)
+        assert first.world is not None
+        assert not second.ended
 
 
 @in_virtual_time
 async def test_a_spare_exits_gracefully_when_the_run_closes() -> None:
-    async with Meeting() as meeting, meeting.node("a", "1") as a, meeting.node("b", "1") as b, joiner() as join:
+    async with Meeting() as meeting:
+        a, b = await meeting.enter_all("ab", "1")
         await a.join()
-        spare = join(b)
+        spare = meeting.start(b)
         await anyio.sleep(1)
         await a.close("all done")
         await until(lambda: spare.ended)
@@ -345,7 +298,8 @@ async def test_a_spare_exits_gracefully_when_the_run_closes() -> None:
 
 @in_virtual_time
 async def test_leaving_does_not_close_for_the_others() -> None:
-    async with Meeting() as meeting, meeting.node("a", "1:2") as a, meeting.node("b", "1:2") as b:
+    async with Meeting() as meeting:
+        a, b = await meeting.enter_all("ab", "1:2")
         world, _ = await together(a, b)
         await b.leave()
         assert await world.changed() is Change.MEMBER_LOST
@@ -355,7 +309,8 @@ async def test_leaving_does_not_close_for_the_others() -> None:
 
 @in_virtual_time
 async def test_a_node_may_join_again_after_it_left() -> None:
-    async with Meeting() as meeting, meeting.node("a", "1") as a:
+    async with Meeting() as meeting:
+        a = await meeting.enter("a", "1")
         first = await a.join()
         await a.leave()
         assert await meeting.keys("nodes/") == []
@@ -368,7 +323,8 @@ async def test_a_node_may_join_again_after_it_left() -> None:
 
 @in_virtual_time
 async def test_dying_does_not_close_for_the_others() -> None:
-    async with Meeting() as meeting, meeting.node("a", "1:2") as a, meeting.node("b", "1:2") as b:
+    async with Meeting() as meeting:
+        a, b = await meeting.enter_all("ab", "1:2")
         world, lost = await together(a, b)
         meeting.end_session_of("nodes/b")
         assert await world.changed() is Change.MEMBER_LOST
@@ -379,30 +335,31 @@ async def test_dying_does_not_close_for_the_others() -> None:
 
 @in_virtual_time
 async def test_closing_ends_every_join_and_every_world_for_good() -> None:
-    async with Meeting() as meeting, meeting.node("a", "1:2") as a, meeting.node("b", "1:2") as b:
-        async with joiner() as join:
-            world = await a.join()
-            newcomer = join(b)
-            assert await world.changed() is Change.NODES_WAITING
-            await a.close("training done")
-            assert await world.changed() is Change.CLOSED
-            await until(lambda: newcomer.ended)
-            for rendezvous in (a, b):
-                with pytest.raises(RendezvousClosedError) as caught:
-                    await rendezvous.join()
-                assert (caught.value.reason, caught.value.by) == ("training done", "a")
-                assert str(caught.value) == "run 'job' was closed by a: training done"
-            await b.close("another word")
-            closed = (await meeting.head()).closed
-            assert closed is not None
-            assert (closed.reason, closed.by) == ("training done", "a"), "the first close counts"
+    async with Meeting() as meeting:
+        a, b = await meeting.enter_all("ab", "1:2")
+        world = await a.join()
+        newcomer = meeting.start(b)
+        assert await world.changed() is Change.NODES_WAITING
+        await a.close("training done")
+        assert await world.changed() is Change.CLOSED
+        await until(lambda: newcomer.ended)
+        for rendezvous in (a, b):
+            with pytest.raises(RendezvousClosedError) as caught:
+                await rendezvous.join()
+            assert (caught.value.reason, caught.value.by) == ("training done", "a")
+            assert str(caught.value) == "run 'job' was closed by a: training done"
+        await b.close("another word")
+        closed = (await meeting.head()).closed
+        assert closed is not None
+        assert (closed.reason, closed.by) == ("training done", "a"), "the first close counts"
         assert isinstance(newcomer.error, RendezvousClosedError)
 
 
 @in_virtual_time
 async def test_closed_beats_formed() -> None:
-    async with Meeting() as meeting, meeting.node("a", "2") as a, meeting.node("b", "2") as b, joiner() as join:
-        waiting = join(a)
+    async with Meeting() as meeting:
+        a, b = await meeting.enter_all("ab", "2")
+        waiting = meeting.start(a)
         await anyio.sleep(1)
         await b.close("never mind")
         await until(lambda: waiting.ended)
@@ -414,7 +371,8 @@ async def test_closed_beats_formed() -> None:
 
 @in_virtual_time
 async def test_a_run_can_be_closed_before_anybody_joined() -> None:
-    async with Meeting() as meeting, meeting.node("a") as a:
+    async with Meeting() as meeting:
+        a = await meeting.enter("a")
         await a.close("called off")
         with pytest.raises(RendezvousClosedError, match="called off"):
             await a.join()
@@ -426,8 +384,10 @@ async def test_a_run_can_be_closed_before_anybody_joined() -> None:
 
 @in_virtual_time
 async def test_other_settings_are_an_error_that_names_both() -> None:
-    async with Meeting() as meeting, meeting.node("a", "2:4") as a, meeting.node("b", "1:9") as b, joiner() as join:
-        waiting = join(a)
+    async with Meeting() as meeting:
+        a = await meeting.enter("a", "2:4")
+        b = await meeting.enter("b", "1:9")
+        waiting = meeting.start(a)
         await anyio.sleep(1)
         with pytest.raises(RendezvousSettingsError) as caught:
             await b.join()
@@ -442,7 +402,9 @@ async def test_other_settings_are_an_error_that_names_both() -> None:
 
 @in_virtual_time
 async def test_settings_are_replaced_if_nobody_else_is_here() -> None:
-    async with Meeting() as meeting, meeting.node("a", "1") as a, meeting.node("b", "1:9", ranks="sorted") as b:
+    async with Meeting() as meeting:
+        a = await meeting.enter("a", "1")
+        b = await meeting.enter("b", "1:9", ranks="sorted")
         first = await a.join()
         with pytest.raises(RendezvousSettingsError):
             await b.join()
@@ -455,18 +417,19 @@ async def test_settings_are_replaced_if_nobody_else_is_here() -> None:
 @in_virtual_time
 async def test_a_member_alone_may_come_back_with_other_settings() -> None:
     async with Meeting() as meeting:
-        async with meeting.node("a", "1") as a:
-            await a.join()
-        async with meeting.node("a", "1:3", timeouts=Timeouts(last_call=7)) as a:
-            world = await a.join()
-            assert (world.round, world.size) == (2, 1)
-            assert now() == 7
+        async with meeting.node("a", "1") as first:
+            await first.join()
+        second = await meeting.enter("a", "1:3", timeouts=Timeouts(last_call=7))
+        world = await second.join()
+        assert (world.round, world.size) == (2, 1)
+        assert now() == 7
 
 
 @in_virtual_time
 async def test_a_node_whose_settings_were_replaced_is_told() -> None:
-    async with Meeting() as meeting, meeting.node("a", "2") as a, joiner() as join:
-        waiting = join(a)
+    async with Meeting() as meeting:
+        a = await meeting.enter("a", "2")
+        waiting = meeting.start(a)
         await anyio.sleep(1)
         state = await meeting.entry("state")
         assert state is not None
@@ -486,7 +449,8 @@ async def test_a_node_whose_settings_were_replaced_is_told() -> None:
 
 @in_virtual_time
 async def test_evicting_a_node() -> None:
-    async with Meeting() as meeting, meeting.node("a", "1:2") as a, meeting.node("b", "1:2") as b:
+    async with Meeting() as meeting:
+        a, b = await meeting.enter_all("ab", "1:2")
         world, evicted = await together(a, b)
         assert await a.evict("b") is True
         assert await world.changed() is Change.MEMBER_LOST
@@ -499,8 +463,9 @@ async def test_evicting_a_node() -> None:
 
 @in_virtual_time
 async def test_a_session_lost_inside_join_is_a_new_arrival_with_the_same_deadline() -> None:
-    async with Meeting() as meeting, meeting.node("a", "2", timeouts=Timeouts(join=50)) as a, joiner() as join:
-        waiting = join(a)
+    async with Meeting() as meeting:
+        a = await meeting.enter("a", "2", timeouts=Timeouts(join=50))
+        waiting = meeting.start(a)
         await anyio.sleep(20)
         before = await arrival_of(meeting, "a")
         meeting.end_session_of("nodes/a")
@@ -514,8 +479,9 @@ async def test_a_session_lost_inside_join_is_a_new_arrival_with_the_same_deadlin
 
 @in_virtual_time
 async def test_a_session_lost_inside_join_does_not_keep_a_round_from_forming() -> None:
-    async with Meeting() as meeting, meeting.node("a", "2") as a, meeting.node("b", "2") as b, joiner() as join:
-        waiting = join(a)
+    async with Meeting() as meeting:
+        a, b = await meeting.enter_all("ab", "2")
+        waiting = meeting.start(a)
         await anyio.sleep(20)
         meeting.end_session_of("nodes/a")
         world = await b.join()
@@ -529,7 +495,8 @@ async def test_a_session_lost_inside_join_does_not_keep_a_round_from_forming() -
 
 @in_virtual_time
 async def test_a_join_that_times_out_says_who_is_here_and_how_many_are_missing() -> None:
-    async with Meeting() as meeting, meeting.node("a", "3:4", timeouts=Timeouts(join=10)) as a:
+    async with Meeting() as meeting:
+        a = await meeting.enter("a", "3:4", timeouts=Timeouts(join=10))
         with pytest.raises(RendezvousTimeoutError) as caught:
             await a.join()
         assert now() == 10
@@ -549,35 +516,38 @@ async def test_a_join_that_times_out_says_who_is_here_and_how_many_are_missing()
 @in_virtual_time
 async def test_a_join_that_times_out_says_who_has_not_come_back() -> None:
     timeouts = Timeouts(join=40)
-    async with Meeting() as meeting, meeting.node("a", "3", timeouts=timeouts) as a:
-        async with meeting.node("b", "3", timeouts=timeouts) as b, meeting.node("c", "3") as c, joiner() as join:
-            worlds = dict(zip("abc", await together(a, b, c), strict=True))
-            await c.leave()
-            joins = [join(a), join(b)]
-            await until(lambda: all(joining.ended for joining in joins))
-            error = joins[0].error
-            assert isinstance(error, RendezvousTimeoutError)
-            assert isinstance(error.diagnosis, Status)
-            assert error.diagnosis.coordinator in "ab"
-            assert f"\n  not back: c (rank {worlds['c'].rank} in round 1)\n" in str(error)
-            assert "\n  next: 1 more must join before a round can form\n" in str(error)
-            assert str(error).endswith(f"\n  coordinator: {error.diagnosis.coordinator}")
+    async with Meeting() as meeting:
+        a, b = await meeting.enter_all("ab", "3", timeouts=timeouts)
+        c = await meeting.enter("c", "3")
+        worlds = dict(zip("abc", await together(a, b, c), strict=True))
+        await c.leave()
+        joins = [meeting.start(a), meeting.start(b)]
+        await until(lambda: all(joining.ended for joining in joins))
+        error = joins[0].error
+        assert isinstance(error, RendezvousTimeoutError)
+        assert isinstance(error.diagnosis, Status)
+        assert error.diagnosis.coordinator in ("a", "b")
+        assert f"\n  not back: c (rank {worlds['c'].rank} in round 1)\n" in str(error)
+        assert "\n  next: 1 more must join before a round can form\n" in str(error)
+        assert str(error).endswith(f"\n  coordinator: {error.diagnosis.coordinator}")
 
 
 @in_virtual_time
 async def test_a_join_that_times_out_says_whose_return_it_waits_for() -> None:
-    async with Meeting() as meeting, meeting.node("a", "1:2") as a:
-        async with meeting.node("b", "1:2", timeouts=Timeouts(join=10)) as b:
-            await a.join()
-            with pytest.raises(RendezvousTimeoutError, match="the next round gathers when these return or leave: a"):
-                await b.join()
+    async with Meeting() as meeting:
+        a = await meeting.enter("a", "1:2")
+        b = await meeting.enter("b", "1:2", timeouts=Timeouts(join=10))
+        await a.join()
+        with pytest.raises(RendezvousTimeoutError, match="the next round gathers when these return or leave: a"):
+            await b.join()
 
 
 @in_virtual_time
 async def test_a_node_that_returned_and_timed_out_may_try_again() -> None:
-    async with Meeting() as meeting, meeting.node("a", "2", timeouts=Timeouts(join=10)) as a:
-        async with meeting.node("b", "2") as b:
-            await together(a, b)
-            with pytest.raises(RendezvousTimeoutError):
-                await a.join()
-            assert (await together(a, b))[0].round == 2
+    async with Meeting() as meeting:
+        a = await meeting.enter("a", "2", timeouts=Timeouts(join=10))
+        b = await meeting.enter("b", "2")
+        await together(a, b)
+        with pytest.raises(RendezvousTimeoutError):
+            await a.join()
+        assert (await together(a, b))[0].round == 2

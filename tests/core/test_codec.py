@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any, TypeAlias
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -13,10 +16,15 @@ from rendezvous_async.errors import RendezvousStateError
 from rendezvous_async.settings import Settings
 from tests.core.make import TWO_TO_FOUR, record, records
 
-KINDS: tuple[type[Head] | type[Node] | type[Seat] | type[Post], ...] = (Head, Node, Seat, Post)
-LETTERS = {Head: b"H", Node: b"N", Seat: b"S", Post: b"C"}
+LETTERS: dict[type, bytes] = {Head: b"H", Node: b"N", Seat: b"S", Post: b"C"}
+KINDS = list(LETTERS)
 kinds = st.sampled_from(KINDS)
 HEAD = Head(settings=TWO_TO_FOUR)
+Record: TypeAlias = Head | Node | Seat | Post
+
+
+def kind_of(value: Record) -> Any:
+    return type(value)
 
 
 def packed(kind: type, fields: object, version: int = FORMAT) -> bytes:
@@ -33,54 +41,50 @@ def head_fields(**settings: object) -> dict[str, object]:
 
 
 @given(records)
-def test_every_record_survives_the_round_trip(value: Head | Node | Seat | Post) -> None:
-    assert decode(type(value), encode(value)) == value
+def test_every_record_survives_the_round_trip(value: Record) -> None:
+    assert decode(kind_of(value), encode(value)) == value
 
 
 @given(records)
-def test_equal_records_have_equal_bytes(value: Head | Node | Seat | Post) -> None:
-    assert encode(decode(type(value), encode(value))) == encode(value)
+def test_equal_records_have_equal_bytes(value: Record) -> None:
+    assert encode(decode(kind_of(value), encode(value))) == encode(value)
 
 
 @given(kinds, st.binary(max_size=200))
-def test_garbage_is_a_state_error(kind: type[Head], data: bytes) -> None:
+def test_garbage_is_a_state_error(kind: Any, data: bytes) -> None:
     with pytest.raises(RendezvousStateError):
         decode(kind, data)
 
 
 @given(kinds, st.binary(max_size=200))
-def test_garbage_with_a_good_opening_is_a_state_error(kind: type[Head], data: bytes) -> None:
+def test_garbage_with_a_good_opening_is_a_state_error(kind: Any, data: bytes) -> None:
     with pytest.raises(RendezvousStateError):
         decode(kind, bytes((FORMAT,)) + LETTERS[kind] + data)
 
 
 @given(records, st.data())
-def test_truncated_bytes_are_a_state_error(value: Head | Node | Seat | Post, data: st.DataObject) -> None:
+def test_truncated_bytes_are_a_state_error(value: Record, data: st.DataObject) -> None:
     whole = encode(value)
     with pytest.raises(RendezvousStateError):
-        decode(type(value), whole[: data.draw(st.integers(0, len(whole) - 1))])
+        decode(kind_of(value), whole[: data.draw(st.integers(0, len(whole) - 1))])
 
 
 @given(records, st.binary(min_size=1, max_size=20))
-def test_bytes_behind_the_record_are_a_state_error(value: Head | Node | Seat | Post, more: bytes) -> None:
+def test_bytes_behind_the_record_are_a_state_error(value: Record, more: bytes) -> None:
     with pytest.raises(RendezvousStateError):
-        decode(type(value), encode(value) + more)
+        decode(kind_of(value), encode(value) + more)
 
 
 @given(records, st.data())
-def test_damaged_bytes_are_a_state_error_or_another_record(
-    value: Head | Node | Seat | Post, data: st.DataObject
-) -> None:
+def test_damaged_bytes_are_a_state_error_or_another_record(value: Record, data: st.DataObject) -> None:
     damaged = bytearray(encode(value))
     damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
-    try:
-        assert isinstance(decode(type(value), bytes(damaged)), type(value))
-    except RendezvousStateError:
-        pass
+    with contextlib.suppress(RendezvousStateError):
+        assert isinstance(decode(kind_of(value), bytes(damaged)), type(value))
 
 
 @given(records, kinds)
-def test_a_record_of_another_kind_is_a_state_error(value: Head | Node | Seat | Post, kind: type[Head]) -> None:
+def test_a_record_of_another_kind_is_a_state_error(value: Record, kind: Any) -> None:
     if kind is not type(value):
         with pytest.raises(RendezvousStateError, match=f"is not a {kind.__name__} record"):
             decode(kind, encode(value))
@@ -88,7 +92,7 @@ def test_a_record_of_another_kind_is_a_state_error(value: Head | Node | Seat | P
 
 @pytest.mark.parametrize("version", [FORMAT + 1, 255])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_future_version_is_a_state_error_that_says_to_upgrade(kind: type[Head], version: int) -> None:
+def test_a_future_version_is_a_state_error_that_says_to_upgrade(kind: Any, version: int) -> None:
     with pytest.raises(RendezvousStateError, match=rf"'x'.*newer.*format {version}.*reads {FORMAT}.*upgrade"):
         decode(kind, packed(kind, {}, version), "x")
 
@@ -127,7 +131,7 @@ def test_an_oversized_record_is_refused_before_it_is_written() -> None:
         (Post, {"node": "a", "extra": 1}),
     ],
 )
-def test_an_unknown_field_is_a_state_error(kind: type[Head], fields: object) -> None:
+def test_an_unknown_field_is_a_state_error(kind: Any, fields: object) -> None:
     with pytest.raises(RendezvousStateError, match="unknown field `extra`"):
         decode(kind, packed(kind, fields))
 
@@ -157,7 +161,7 @@ def test_an_unknown_field_is_a_state_error(kind: type[Head], fields: object) -> 
         (Post, {"node": b"\xff"}),
     ],
 )
-def test_a_wrong_field_is_a_state_error(kind: type[Head], fields: object) -> None:
+def test_a_wrong_field_is_a_state_error(kind: Any, fields: object) -> None:
     with pytest.raises(RendezvousStateError, match="the record at 'there' is damaged"):
         decode(kind, packed(kind, fields), "there")
 
@@ -173,7 +177,7 @@ def test_a_wrong_field_is_a_state_error(kind: type[Head], fields: object) -> Non
         pytest.param(b"\xc1", id="a byte that msgpack never uses"),
     ],
 )
-def test_a_hostile_value_is_a_state_error(kind: type[Head], bomb: bytes) -> None:
+def test_a_hostile_value_is_a_state_error(kind: Any, bomb: bytes) -> None:
     with pytest.raises(RendezvousStateError):
         decode(kind, bytes((FORMAT,)) + LETTERS[kind] + bomb)
 
