@@ -11,13 +11,13 @@ import functools
 import random
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import anyio
 
 import rendezvous_async as rdzv
-from rendezvous_async.backends.base import Entry
-from rendezvous_async.backends.memory import MemoryBackend, MemoryServer
+from rendezvous_async.backends.base import Entry, Listing, Token, Watch
+from rendezvous_async.backends.memory import MemoryBackend, MemoryServer, _MemoryWatch
 from rendezvous_async.backends.table import Table
 from rendezvous_async.control import read_head
 from rendezvous_async.core.state import Head
@@ -26,6 +26,7 @@ from rendezvous_async.testing import run
 from rendezvous_async.world import World
 
 P = ParamSpec("P")
+B = TypeVar("B", bound=MemoryBackend)
 RUN = "job"
 SEEDS = (None, 1, 2)
 
@@ -39,6 +40,40 @@ def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P,
             run(functools.partial(test, *args, **kwargs), seed=seed)
 
     return in_each_order
+
+
+class Line(MemoryBackend):
+    """A backend at the end of a line that can be cut: calls get no answer, and watches go silent, until it is whole."""
+
+    def __init__(self, server: MemoryServer, run_id: str) -> None:
+        super().__init__(server, run_id)
+        self._whole = anyio.Event()
+        self._whole.set()
+
+    def cut(self) -> None:
+        self._whole = anyio.Event()
+
+    def mend(self) -> None:
+        self._whole.set()
+
+    async def whole(self) -> None:
+        await self._whole.wait()
+
+    async def _table(self) -> Table:
+        await self.whole()
+        return await super()._table()
+
+    def _watch(self, names: tuple[str, ...], after: Token | None) -> Watch:
+        return _LineWatch(self, names, after)
+
+
+class _LineWatch(_MemoryWatch):
+    _backend: Line
+
+    async def _next(self) -> Listing:
+        await super()._next()
+        await self._backend.whole()
+        return await super()._next()
 
 
 class Joining:
@@ -106,7 +141,7 @@ class Meeting:
         self._group.start_soon(joining.run)
         return joining
 
-    def backend(self, kind: type[MemoryBackend] = MemoryBackend) -> MemoryBackend:
+    def backend(self, kind: type[B] = MemoryBackend) -> B:  # type: ignore[assignment]
         """Return a backend for one node."""
         backend = kind(self.server, RUN)
         if self._max_writes is not None:
