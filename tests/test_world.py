@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from rendezvous_async import Change, Put, RendezvousFencedError, RendezvousStateError
@@ -177,7 +178,7 @@ async def test_the_body_of_a_world_that_has_changed_ends_at_its_first_await() ->
         reached = False
         async with world.until_changed() as block:
             reached = True
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
             raise AssertionError("the body went on")
         assert reached
         assert block.change is Change.CLOSED
@@ -192,7 +193,7 @@ async def test_a_body_without_an_await_finishes_by_itself_even_in_a_changed_worl
         async with world.until_changed() as block:
             pass
         assert block.change is None
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
 
 
 @in_virtual_time
@@ -245,7 +246,7 @@ async def test_exceptions_of_the_body_come_out_as_themselves() -> None:
                 finally:
                     raise Boom
         assert block.change is None
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
 
 
 @in_virtual_time
@@ -275,7 +276,7 @@ async def test_blocks_nest() -> None:
                 await b.leave()
                 await anyio.sleep_forever()
             after_inner = True
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
             raise AssertionError("the outer body went on")
         assert outer.change is Change.MEMBER_LOST
         assert inner.change in (None, Change.MEMBER_LOST)
