@@ -40,7 +40,14 @@ class World:
         self.size = joined.size
         self.token = Token(*joined.token)
         self.store = Store(
-            backend, joined.round, self.token, joined.rank, joined.size, self.check, membership.session.ttl
+            backend,
+            joined.round,
+            self.token,
+            joined.rank,
+            joined.size,
+            self.check,
+            membership.view.changed,
+            membership.session.ttl,
         )
         self._backend = backend
         self._membership = membership
