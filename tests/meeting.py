@@ -141,9 +141,15 @@ class Meeting:
         self._group.start_soon(joining.run)
         return joining
 
-    def backend(self, kind: type[B] = MemoryBackend) -> B:  # type: ignore[assignment]
+    def backend(self) -> MemoryBackend:
         """Return a backend for one node."""
-        backend = kind(self.server, RUN)
+        return self._limited(MemoryBackend(self.server, RUN))
+
+    def line(self) -> Line:
+        """Return a backend that can be cut off."""
+        return self._limited(Line(self.server, RUN))
+
+    def _limited(self, backend: B) -> B:
         if self._max_writes is not None:
             backend.max_writes = self._max_writes
         if self._max_bytes is not None:

@@ -20,7 +20,7 @@ from rendezvous_async import (
 from rendezvous_async.backends.base import Session
 from rendezvous_async.handler import Rendezvous
 from rendezvous_async.testing import virtual_loop
-from tests.meeting import Line, Meeting, in_virtual_time, now, together, until
+from tests.meeting import Meeting, in_virtual_time, now, together, until
 
 
 def session_of(rendezvous: Rendezvous) -> Session:
@@ -61,7 +61,7 @@ async def test_a_node_cut_off_is_out_by_its_own_clock_at_three_quarters_of_its_t
     interval: float, attempts: int
 ) -> None:
     async with Meeting() as meeting:
-        line = meeting.backend(Line)
+        line = meeting.line()
         a = await meeting.enter("a", "1", backend=line, keep_alive_interval=interval, keep_alive_max_attempt=attempts)
         world = await a.join()
         await anyio.sleep(10 * interval + 0.01)
@@ -84,7 +84,7 @@ async def test_a_node_cut_off_is_out_by_its_own_clock_at_three_quarters_of_its_t
 @in_virtual_time
 async def test_a_keep_alive_without_an_answer_is_followed_by_the_next_at_once() -> None:
     async with Meeting() as meeting:
-        line = meeting.backend(Line)
+        line = meeting.line()
         a = await meeting.enter("a", "1", backend=line)
         world = await a.join()
         await anyio.sleep(0.5)
@@ -99,7 +99,7 @@ async def test_a_keep_alive_without_an_answer_is_followed_by_the_next_at_once() 
 @in_virtual_time
 async def test_a_short_cut_does_no_harm() -> None:
     async with Meeting() as meeting:
-        line = meeting.backend(Line)
+        line = meeting.line()
         a = await meeting.enter("a", "1", backend=line)
         world = await a.join()
         for _ in range(10):
@@ -173,7 +173,7 @@ async def test_a_damaged_record_evicts_and_is_named_at_the_next_join(key: str) -
 @in_virtual_time
 async def test_the_heartbeat_timeout_bounds_a_keep_alive() -> None:
     async with Meeting() as meeting:
-        line = meeting.backend(Line)
+        line = meeting.line()
         a = await meeting.enter("a", "1", backend=line, keep_alive_interval=10, timeouts=Timeouts(heartbeat=2))
         await a.join()
         await anyio.sleep(9.99)

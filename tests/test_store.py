@@ -9,7 +9,7 @@ import pytest
 
 from rendezvous_async import RendezvousFencedError, RendezvousTimeoutError, Store
 from rendezvous_async.world import World
-from tests.meeting import Line, Meeting, in_virtual_time, now, together, until
+from tests.meeting import Meeting, in_virtual_time, now, together, until
 
 Call = Callable[[Store], Awaitable[object]]
 
@@ -48,7 +48,7 @@ async def test_members_read_what_others_wrote() -> None:
         await first.store.set("text", "été")
         assert await second.store.get("key") == b"value"
         assert await second.store.get("text") == "été".encode()
-        await second.store.set("key", bytearray(b"other"))
+        await second.store.set("key", b"other")
         assert await first.store.get("key") == b"other"
 
 
@@ -416,7 +416,7 @@ async def test_a_wait_fails_when_the_round_is_over(name: str) -> None:
 @in_virtual_time
 async def test_a_wait_fails_when_the_node_is_cut_off(name: str) -> None:
     async with Meeting() as meeting:
-        line = meeting.backend(Line)
+        line = meeting.line()
         a, b = await meeting.enter("a", "2", backend=line), await meeting.enter("b", "2")
         world, _ = await together(a, b)
 
