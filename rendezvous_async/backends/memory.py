@@ -66,7 +66,8 @@ class MemoryServer:
 
     def _expire(self) -> None:
         self._timer = None
-        for session in self.table.due(anyio.current_time()):
+        # Not anyio.current_time(): where sniffio is installed, anyio finds no event loop in a plain callback.
+        for session in self.table.due(asyncio.get_running_loop().time()):
             self.table.end_session(session)
         self.settle()
 

@@ -183,8 +183,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         task = GroupTask(cast("Coroutine[Any, Any, T]", coro), loop=self, name=name, context=context)
         task.number = self._made
         task.context = context
-        task.group = context.get(GROUP)
-        task.buried = False
+        task.abandoned = False
         if task.group in self._groups.killed:
             self._groups.abandon(task)
         return task
@@ -201,7 +200,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().stop()
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        if not self._groups.is_dead(context.get("task") or context.get("future")):
+        subject = context.get("task") or context.get("future")
+        if not (self._groups.burying or self._groups.is_dead(subject)):
             super().call_exception_handler(context)
 
     async def shutdown_asyncgens(self) -> None:
@@ -210,9 +210,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def close(self) -> None:
         if not self._shut and not self.is_running():
-            self._shut = True
-            self._groups.bury()
             self._groups.frozen.clear()
+            self._groups.bury(self._take_last_turn)
+            self._shut = True
             self._jobs.clear()
             self._timers.keep(lambda job: False)
         super().close()
@@ -241,6 +241,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _take_in(self, job: Job) -> None:
         self._jobs.append(job)
+
+    def _take_last_turn(self, jobs: list[Job]) -> None:
+        self._jobs.extend(jobs)
+        self.call_soon(self.stop)
+        self.run_forever()
 
     def _wait(self, timeout: float | None) -> Events:
         """Run the simulated world until asyncio's own part of the loop has something to do."""

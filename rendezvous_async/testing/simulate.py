@@ -27,7 +27,7 @@ from rendezvous_async.handler import Rendezvous
 from rendezvous_async.settings import Timeouts
 from rendezvous_async.testing.checks import check
 from rendezvous_async.testing.clock import run
-from rendezvous_async.testing.cluster import Cluster
+from rendezvous_async.testing.cluster import Cluster, NotSettledError
 from rendezvous_async.testing.history import Fault, Formed, History
 from rendezvous_async.testing.network import Faults
 from rendezvous_async.world import World
@@ -36,6 +36,7 @@ __all__ = ["Report", "Scenario", "scenario_of", "simulate"]
 
 QUIET = Faults()
 WRITE_EVERY = 1.0
+SPIN_LIMIT = 50_000
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -110,8 +111,10 @@ def simulate(scenario: Scenario, watch: Callable[[History], None] = check) -> Re
         NotSettledError: Faults have stopped, and no round forms.
         VirtualTimeError: Something hangs or spins.
     """
-    history = run(_play, scenario, seed=scenario.seed)
-    watch(history)
+    history, unsettled = run(_play, scenario, seed=scenario.seed, spin_limit=SPIN_LIMIT)
+    watch(history)  # A breach of safety says more than that nothing happens any more, so it comes first.
+    if unsettled is not None:
+        raise unsettled
     return Report(
         scenario,
         rounds=len(history.of(Formed)),
@@ -121,7 +124,7 @@ def simulate(scenario: Scenario, watch: Callable[[History], None] = check) -> Re
     )
 
 
-async def _play(scenario: Scenario) -> History:
+async def _play(scenario: Scenario) -> tuple[History, NotSettledError | None]:
     rng = random.Random(scenario.seed + 1)
     cluster = Cluster(
         scenario.nodes,
@@ -145,8 +148,11 @@ async def _play(scenario: Scenario) -> History:
         for index in range(scenario.nodes):
             cluster.resume(index)
             cluster.start(index)
-        await cluster.settle()
-    return cluster.history
+        try:
+            await cluster.settle()
+        except NotSettledError as error:
+            return cluster.history, error
+    return cluster.history, None
 
 
 def _disturb(cluster: Cluster, rng: random.Random) -> None:
