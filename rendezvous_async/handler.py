@@ -203,6 +203,8 @@ class Rendezvous:
                     await asyncio.wait({self._owner})
                 except asyncio.CancelledError as again:  # The owner's clean-up is bounded: see it through, then obey.
                     cancelled = again
+        if not self._owner.cancelled() and (failure := self._owner.exception()) is not None:
+            _log.error("%r: its owner failed; please report this", self, exc_info=failure)
         if cancelled is not None:
             raise cancelled
 
@@ -427,7 +429,7 @@ class Rendezvous:
             self._unended.append(self._membership)
             self._membership = None
         for membership in tuple(self._unended):
-            if await membership.end():
+            if await membership.end() and membership in self._unended:  # Somebody else may have done the same.
                 self._unended.remove(membership)
 
     async def _through_owner(self, action: Callable[[], Awaitable[None]]) -> None:
@@ -437,14 +439,18 @@ class Rendezvous:
             return  # The owner is cleaning up already.
 
         async def act() -> None:
-            await action()
-            done.set()
+            try:
+                await action()
+            finally:
+                done.set()
 
-        self._pending.append(done)
         self._group.start_soon(act)
-        with anyio.CancelScope(shield=True):
-            await done.wait()
-        self._pending.remove(done)
+        self._pending.append(done)
+        try:
+            with anyio.CancelScope(shield=True):
+                await done.wait()
+        finally:
+            self._pending.remove(done)
 
     async def _check_entered(self) -> None:
         if self._owner is None or self._stop.is_set():
