@@ -129,18 +129,18 @@ class Membership:
                     when.append(Condition(COORDINATOR, None))
                 with answer_within(self._timeouts.heartbeat, f"node {self._node} arrives"):
                     commit = await self._backend.commit(*writes, when=when)
+                mine = commit.entry(key)
                 if commit.won:
                     self._record = commit.token
                     self._take_own(writes, commit.token)
+                else:
+                    self._record = None if mine is None else mine.token
+                    self.view.apply(entry for entry in commit.entries if entry.key in self.view.names)
+                # One that lost may have got through before, though its answer did not.
+                if commit.won or (mine and mine.value == encode(record) and mine.session == self.session.id):
                     self._arrived.set()
                     self._events.emit(EventKind.ARRIVED, head.round, record.arrival)
                     return
-                mine = commit.entry(key)
-                self._record = None if mine is None else mine.token
-                self.view.apply(entry for entry in commit.entries if entry.key in self.view.names)
-                if mine is not None and mine.value == encode(record) and mine.session == self.session.id:
-                    self._arrived.set()
-                    return  # An earlier try got through, though its answer did not.
             if seen == (self._record, self.view.token(STATE), self.view.token(COORDINATOR)):
                 await self.view.changed.wait()
 

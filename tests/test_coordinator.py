@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import anyio
 import pytest
@@ -357,7 +358,7 @@ async def test_every_write_of_the_coordinator_compares_the_state_and_the_post() 
     "limits", [{"max_writes": 6}, {"max_bytes": 700}, {"max_writes": 5, "max_bytes": 500}], ids=str
 )
 @in_virtual_time
-async def test_a_round_that_does_not_fit_is_written_in_batches(limits: dict[str, int]) -> None:
+async def test_a_round_that_does_not_fit_is_written_in_batches(limits: dict[str, Any]) -> None:
     async with Meeting(**limits) as meeting:
         backend = spy(meeting)
         backend.max_writes = limits.get("max_writes", backend.max_writes)
