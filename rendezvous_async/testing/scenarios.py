@@ -36,6 +36,7 @@ __all__ = ["Report", "Scenario", "scenario_of", "simulate"]
 
 QUIET = Faults()
 WRITE_EVERY = 1.0
+SPIN_LIMIT = 50_000
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -110,7 +111,7 @@ def simulate(scenario: Scenario, watch: Callable[[History], None] = check) -> Re
         NotSettledError: Faults have stopped, and no round forms.
         VirtualTimeError: Something hangs or spins.
     """
-    history, unsettled = run(_play, scenario, seed=scenario.seed)
+    history, unsettled = run(_play, scenario, seed=scenario.seed, spin_limit=SPIN_LIMIT)
     watch(history)  # A breach of safety says more than that nothing happens any more, so it comes first.
     if unsettled is not None:
         raise unsettled
