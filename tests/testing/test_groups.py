@@ -176,6 +176,30 @@ class TestFreezing:
 
         assert run(main, seed=seed, spin_limit=10_000) == [11]
 
+    def test_a_deadline_of_the_living_strikes_while_a_frozen_task_is_being_cancelled(self, seed: int | None) -> None:
+        """Both are callbacks of cancel scopes: one asks again at each turn, the other must have its turn."""
+
+        async def main() -> float:
+            loop, scope = virtual_loop(), anyio.CancelScope()
+
+            async def frozen() -> None:
+                with scope:
+                    await anyio.sleep_forever()
+
+            task = loop.start("a", frozen)
+            await anyio.sleep(1)
+            loop.freeze("a")
+            scope.cancel()
+            with pytest.raises(TimeoutError):
+                with anyio.fail_after(5):
+                    await anyio.sleep_forever()
+            struck_at = anyio.current_time()
+            loop.thaw("a")
+            await task
+            return struck_at
+
+        assert run(main, seed=seed, spin_limit=10_000) == 6
+
     def test_scopes_inside_a_frozen_group(self, seed: int | None) -> None:
         async def main() -> list[object]:
             loop, seen = virtual_loop(), list[object]()
