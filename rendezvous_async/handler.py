@@ -287,6 +287,7 @@ class Rendezvous:
             RendezvousConnectionError: The backend did not answer within ``timeouts.close``.
         """
         await self._check_entered()
+        self._events.emit(EventKind.CLOSING, detail=reason)
         with answer_within(self._timeouts.close, f"close run {self.run_id!r}"):
             backend = await self._open_backend()
             await close_run(backend, reason, self.node, self.settings)
