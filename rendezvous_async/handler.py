@@ -245,9 +245,11 @@ class Rendezvous:
         troubles: list[str] = []
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + self._timeouts.join) as scope:
-                self.world = await self._join(scope, troubles)
+                world = await self._join(scope, troubles)
                 joined = True
-                return self.world
+                self.world, self._reported = world, None
+                self._events.emit(EventKind.JOINED, world.round, f"rank {world.rank} of {world.size}")
+                return world
             raise await self._timed_out(troubles)
         finally:
             self._joining = False
@@ -260,6 +262,7 @@ class Rendezvous:
         if self._joining:
             raise RuntimeError(f"{self!r}: join() is under way; cancel it instead of leaving")
         await self._through_owner(self._end_membership)
+        self._events.emit(EventKind.LEFT, 0 if self.world is None else self.world.round)
 
     async def close(self, reason: str = "") -> None:
         """Close the run, for everyone and for good; it is no error if it is closed already.
@@ -286,6 +289,10 @@ class Rendezvous:
     def events(self) -> AsyncIterator[Event]:
         """Return what happens to this node from now on, until the rendezvous is left."""
         return self._events.read()
+
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        """Let ``listener`` be called with each event in the very moment that it happens; it must not raise."""
+        self._events.listen(listener)
 
     # Joining
 
@@ -318,8 +325,6 @@ class Rendezvous:
             match admit(view.head, view.seat, record.arrival, self.settings, record.last):
                 case Joined() as joined:
                     assert view.seat is not None
-                    self._reported = None
-                    self._events.emit(EventKind.JOINED, joined.round, f"rank {joined.rank} of {joined.size}")
                     assert self._backend is not None
                     return World(self._backend, membership, self.node, joined, view.seat.attempt)
                 case Shut(closed, spare):

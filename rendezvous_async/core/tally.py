@@ -88,7 +88,8 @@ class Tally:
     @property
     def waiting(self) -> int:
         """How many stand at the barrier and have a place: spares do not count."""
-        return len(self.returned) + min(len(self.newcomers), self.head.settings.max_nodes - self.live_members)
+        places = max(0, self.head.settings.max_nodes - self.live_members)
+        return len(self.returned) + min(len(self.newcomers), places)
 
     @property
     def at_barrier(self) -> int:
