@@ -22,6 +22,7 @@ class EventKind(StrEnum):
     NODES_WAITING = "nodes_waiting"
     MEMBER_LOST = "member_lost"
     EVICTED = "evicted"
+    CLOSING = "closing"
     CLOSED = "closed"
     LEFT = "left"
     COORDINATING = "coordinating"

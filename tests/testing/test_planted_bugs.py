@@ -18,14 +18,14 @@ from rendezvous_async import coordinator, handler, membership, world
 from rendezvous_async.backends.base import OUT_AFTER, Commit, Condition, Listing, Session, Write
 from rendezvous_async.backends.table import Table
 from rendezvous_async.control import close_run
-from rendezvous_async.core import rules
+from rendezvous_async.core import ranks, rules
 from rendezvous_async.core.ranks import Candidate
 from rendezvous_async.core.rules import Change, Joined, Notes, Wait
 from rendezvous_async.core.state import Head, Last, Phase, Seat
 from rendezvous_async.core.tally import Tally
 from rendezvous_async.settings import Settings
 from rendezvous_async.store import Store
-from rendezvous_async.testing import simulate as simulation
+from rendezvous_async.testing import scenarios as simulation
 from rendezvous_async.testing.checks import BrokenGuaranteeError, check
 from rendezvous_async.testing.clock import LivelockError, run
 from rendezvous_async.testing.cluster import Cluster, NotSettledError
@@ -226,7 +226,7 @@ def the_last_call_is_never_cancelled(patch: MonkeyPatch) -> None:
 
 @bug("size_within_bounds")
 def more_than_max_are_let_in(patch: MonkeyPatch) -> None:
-    choose = rules.choose
+    choose = ranks.choose
     patch.setattr(rules, "choose", lambda candidates, places: choose(candidates, places + 1))
 
 
