@@ -54,10 +54,9 @@ class Duties:
             yield "hears that it has lost the post", True, _with(state, node, None)
         match duty.stage:
             case stage if stage == READ_SEATS:
-                yield "reads the seats", True, _with(state, node, self._read_seats(state, duty))
+                yield "reads the seats", True, _with(state, node, self.read_seats(state, duty))
             case stage if stage == READ_ROSTER:
-                read = replace(duty, stage=WORK, roster=tuple(map(_as_heard, state.records)))
-                yield "reads the roster", True, _with(state, node, read)
+                yield "reads the roster", True, _with(state, node, self.read_roster(state, duty))
             case stage if stage in (CLEAN, CLEAR):
                 then = READ_ROSTER if duty.stage == CLEAN else WORK
                 after = replace(duty, stage=then, extra=())
@@ -67,14 +66,20 @@ class Duties:
             case _:
                 yield from self._form(state, node, duty)
 
-    def _read_seats(self, state: State, duty: Duty) -> Duty:
+    def read_seats(self, state: State, duty: Duty) -> Duty:
+        """Return the duty once it has read the seats, after the head."""
         counted = self._protocol.counted(duty.head, state.seats)
         extra = tuple(
             node
             for node, (there, counts) in enumerate(zip(state.seats, counted, strict=True))
             if there is not None and counts is None
         )
-        return replace(duty, stage=CLEAN if extra else READ_ROSTER, seats=counted, extra=extra)
+        stage = CLEAN if extra or duty.head.round > 1 else READ_ROSTER
+        return replace(duty, stage=stage, seats=counted, extra=extra)
+
+    def read_roster(self, state: State, duty: Duty) -> Duty:
+        """Return the duty once it has read the roster, after the seats."""
+        return replace(duty, stage=WORK, roster=tuple(map(_as_heard, state.records)))
 
     def _work(self, state: State, node: int, duty: Duty) -> Iterator[tuple[str, bool, State]]:
         for other, (known, record) in enumerate(zip(duty.roster, state.records, strict=True)):
@@ -113,7 +118,14 @@ class Duties:
                 for member, (before, now) in enumerate(zip(duty.seats, plan.seats, strict=True))
                 if before is not None and now is None
             )
-            after = replace(duty, stage=CLEAR if extra else WORK, head=head, seats=plan.seats, extra=extra, plan=None)
+            after = replace(
+                duty,
+                stage=CLEAR if extra or duty.head.round else WORK,
+                head=head,
+                seats=plan.seats,
+                extra=extra,
+                plan=None,
+            )
         yield from self._commit(state, node, duty, script[plan.done], after, None)
 
     def _commit(

@@ -6,6 +6,7 @@ states, and the way to one is found by walking it once more.
 
 from __future__ import annotations
 
+import gc
 import time
 from array import array
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import msgspec
 
 from rendezvous_async.testing.model.canonical import canonical, compact, encode
 from rendezvous_async.testing.model.checks import PROGRESS, broken_by, broken_in, is_settled
+from rendezvous_async.testing.model.duties import Duties
 from rendezvous_async.testing.model.moves import Moves
 from rendezvous_async.testing.model.protocol import Config, Protocol
 from rendezvous_async.testing.model.values import State, start
@@ -67,21 +69,23 @@ class Result(msgspec.Struct, frozen=True):
         )
 
 
-def explore(config: Config, protocol: type[Protocol] = Protocol) -> Result:
+def explore(config: Config, protocol: type[Protocol] = Protocol, duties: type[Duties] = Duties) -> Result:
     """Visit every state that ``config`` allows, and check each of them; stop at the first check that is broken.
 
     Args:
         config: How many nodes, which sizes, how much trouble.
         protocol: The protocol itself, or one with a bug planted in it.
+        duties: What coordinators do, likewise.
     """
-    return _Exploration(config, protocol(config)).run()
+    rules = protocol(config)
+    return _Exploration(rules, Moves(rules, duties)).run()
 
 
 class _Exploration:
-    def __init__(self, config: Config, protocol: Protocol) -> None:
-        self._config = config
+    def __init__(self, protocol: Protocol, moves: Moves) -> None:
+        self._config = protocol.config
         self._protocol = protocol
-        self._moves = Moves(protocol)
+        self._moves = moves
         self._known: dict[bytes, int] = {}
         self._parents = array("L")
         self._settled = bytearray()
@@ -91,51 +95,50 @@ class _Exploration:
 
     def run(self) -> Result:
         began = time.perf_counter()
-        broken, depth = self._search()
-        if broken is None and (stuck := self._stuck()) is not None:
-            trace, state = self._walk(stuck)
-            broken = Broken(PROGRESS, f"no way leads on from here: {state}", tuple(trace))
+        collects = gc.isenabled()
+        gc.disable()  # Millions of tuples come and go, and none of them is part of a cycle.
+        try:
+            broken, depth = self._search()
+            if broken is None and (stuck := self._stuck()) is not None:
+                trace, state = self._walk(stuck)
+                broken = Broken(PROGRESS, f"no free move leads on from {state}", tuple(trace))
+        finally:
+            if collects:
+                gc.enable()
         seconds = time.perf_counter() - began
         return Result(self._config, len(self._parents), self._count, depth, seconds, broken)
 
     def _search(self) -> tuple[Broken | None, int]:
+        """Visit every state, level by level; return the first broken check, and how deep it went."""
         first = canonical(start(self._config.nodes, self._config.budget))
         self._add(_digest(first), 0, first)
         level, depth, index = [first], 0, 0
-        older: dict[bytes, int] = {}
-        recent: dict[bytes, int] = {}
-        self._hits = 0
-        import gc
-
-        gc.disable()
+        before: dict[bytes, int] = {}
         while level:
-            older, recent = recent, {}
             following: list[State] = []
+            seen: dict[bytes, int] = {}  # As moves make them: most come in several ways, and need no canonical form.
             for state in level:
-                for move in self._moves.of(state):
-                    for check, detail in broken_by(state, move.state, self._protocol):
-                        return self._broken(check, detail, index, move.what), depth + 1
-                    raw = _digest(move.state)
-                    there = recent.get(raw, older.get(raw))
+                for _, free, after in self._moves.of(state):
+                    for check, _ in broken_by(state, after, self._protocol):
+                        return self._broken(check, index), depth + 1
+                    digest = _digest(after)
+                    there = seen.get(digest, before.get(digest))
                     if there is None:
-                        after = canonical(move.state)
-                        digest = _digest(after)
-                        there = self._known.get(digest)
+                        form = canonical(after)
+                        there = self._known.get(name := _digest(form))
                         if there is None:
-                            there = self._add(digest, index, after)
-                            following.append(after)
-                            for check, detail in broken_in(move.state, self._protocol):
-                                return self._broken(check, detail, index, move.what), depth + 1
-                        recent[raw] = there
-                    else:
-                        self._hits += 1
+                            for check, _ in broken_in(after, self._protocol):
+                                return self._broken(check, index), depth + 1
+                            there = self._add(name, index, form)
+                            following.append(form)
+                        seen[digest] = there
                     if there != index:
                         self._count += 1
-                        if move.free:
+                        if free:
                             self._edges.append(there)
                 self._ends.append(len(self._edges))
                 index += 1
-            level = following
+            level, before = following, seen
             depth += bool(level)
         return None, depth
 
@@ -158,15 +161,14 @@ class _Exploration:
                         good[index] = found = True
         return good.find(0) if 0 in good else None
 
-    def _broken(self, check: str, detail: str, index: int, last: str) -> Broken:
-        """Find the way once more: nodes have other names on it than in the canonical states, so the end is looked for."""
+    def _broken(self, check: str, index: int) -> Broken:
+        """Return what is broken by a move from a state, with the way to it."""
         trace, state = self._walk(index)
-        for move in self._moves.of(state):
-            problems = (*broken_by(state, move.state, self._protocol), *broken_in(move.state, self._protocol))
-            for found, seen in problems:
+        for what, _, after in self._moves.of(state):
+            for found, detail in (*broken_by(state, after, self._protocol), *broken_in(after, self._protocol)):
                 if found == check:
-                    return Broken(check, seen, (*trace, move.what))
-        raise AssertionError(f"{check}: {detail} after {last} cannot be found again")
+                    return Broken(check, detail, (*trace, what))
+        raise AssertionError(f"a move that breaks {check!r} cannot be found again")
 
     def _walk(self, index: int) -> tuple[list[str], State]:
         """Return the moves to a state, and that state with the names that the nodes have on this way."""
@@ -174,10 +176,10 @@ class _Exploration:
         state = start(self._config.nodes, self._config.budget)
         trace: list[str] = []
         for goal in self._way(index):
-            for move in self._moves.of(state):
-                if _digest(canonical(move.state)) == digests[goal]:
-                    trace.append(move.what)
-                    state = compact(move.state)
+            for what, _, after in self._moves.of(state):
+                if _digest(canonical(after)) == digests[goal]:
+                    trace.append(what)
+                    state = compact(after)
                     break
             else:
                 raise AssertionError("a state that was found cannot be found again")

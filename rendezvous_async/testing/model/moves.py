@@ -50,11 +50,11 @@ class Move(NamedTuple):
 class Moves:
     """The moves of one protocol."""
 
-    def __init__(self, protocol: Protocol) -> None:
+    def __init__(self, protocol: Protocol, duties: type[Duties] = Duties) -> None:
         self._protocol = protocol
         self._rounds = protocol.config.rounds
         self._coordinators = protocol.config.coordinators
-        self._duties = Duties(protocol)
+        self._duties = duties(protocol)
 
     def of(self, state: State) -> Iterator[Move]:
         """Yield every move that is possible in ``state``."""
@@ -103,9 +103,10 @@ class Moves:
         elif row.phase == BARRIER:
             head, seat = self._protocol.stamped(state.head, state.revision), state.seats[node]
             given = seat is not None and seat.arrival == row.arrival
-            for what, seen, matters in (
-                ("sees the head", replace(row, head=head), given or bool(state.late)),
+            for what, seen, matters in (  # A look that changes nothing is no move, unless ``admit`` thinks otherwise.
+                ("sees the head", replace(row, head=head), given),
                 ("sees its seat", replace(row, seat=seat), given),
+                ("sees the head and its seat", replace(row, head=head, seat=seat), False),
             ):
                 after = self._look(state, node, seen)
                 if matters or after.nodes[node].phase != BARRIER:
@@ -114,11 +115,10 @@ class Moves:
             yield from self._of_member(state, node, row, row.held)
         if not row.open:
             yield "finds its session lost, and comes again", True, self._arriving(state, node, row)
-        elif state.post is None and not state.head.closed and state.records[node] is not None:
-            if sum(duty is not None for duty in state.duties) < self._coordinators:
+        elif state.duties[node] is None and sum(duty is not None for duty in state.duties) < self._coordinators:
+            if state.post is None and not state.head.closed and state.records[node] is not None:
                 yield "takes the post", True, replace(state, post=PostRow(node, OWN, FRESH))
-        elif state.post is not None and state.post.is_of(node, OWN) and state.duties[node] is None:
-            if sum(duty is not None for duty in state.duties) < self._coordinators:
+            elif state.post is not None and state.post.is_of(node, OWN):
                 yield "begins to coordinate and reads the head", True, self._duties.begin(state, node)
         if row.open and budget.expire:
             after = replace(state, budget=replace(budget, expire=budget.expire - 1))

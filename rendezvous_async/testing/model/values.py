@@ -44,7 +44,7 @@ FRESH = -2
 PAST = -1
 
 OUT, ARRIVING, BARRIER, IN, DONE = range(5)
-"""Where a node's process stands: not there, its record is on the way, at the barrier, in a round, has seen the close."""
+"""Where a node's process stands: not there, its record on the way, at the barrier, in a round, knows of the close."""
 
 OWN, LINGERING = 1, 2
 """Whose session a key is bound to: the process's own, or that of a dead process of the same node."""
