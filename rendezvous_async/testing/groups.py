@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import sys
 import warnings
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Iterable
 from contextvars import Context, ContextVar
-from typing import Any, TypeVar
+from inspect import CORO_CREATED, getcoroutinestate
+from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
 from rendezvous_async.testing.jobs import Job
@@ -126,12 +127,18 @@ class Groups:
         self.ended = self.burying = True
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of coroutines that a finally makes, and that never start
+            killed = set(self._dead)
             for _ in range(MAX_CANCELLATIONS):
                 pending = [task for task in self._dead if not task.done()]
                 if not pending:
                     break
                 for task in pending:
-                    task.cancel()
+                    # One that a finally has just made takes its first step, or what it is to await is never closed.
+                    if (
+                        task in killed
+                        or getcoroutinestate(cast("Coroutine[Any, Any, Any]", task.get_coro())) != CORO_CREATED
+                    ):
+                        task.cancel()
                 steps, self._last_steps = self._last_steps, []
                 take_turn(steps)
             self._dead.clear()
