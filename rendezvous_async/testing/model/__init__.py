@@ -4,7 +4,7 @@
 
     print(explore(Config(nodes=3, min_nodes=2, max_nodes=2, budget=Budget(expire=1, late=1))))
 
-and, for everything, ``python -m rendezvous_async.testing.model`` (with ``quick``: what the tests explore each time).
+and, for everything, ``python -m rendezvous_async.testing.model`` (with ``--quick``: what the tests explore each time).
 
 What runs is the real thing where it decides: ``core.rules``, ``core.tally`` and ``core.ranks``. Around it are nodes
 that come, look, return, leave, die and lose their sessions; coordinators, several of which may believe that they hold

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from itertools import groupby, permutations, product
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -27,6 +28,7 @@ from rendezvous_async.testing.model.values import (
     HeadRow,
     NodeRow,
     Plan,
+    RecordRow,
     SeatRow,
     State,
     World,
@@ -34,9 +36,9 @@ from rendezvous_async.testing.model.values import (
 
 __all__ = ["attempts_of", "canonical", "compact", "encode", "orders_of"]
 
+T = TypeVar("T")
 JUNK = SeatRow(0, 0, 0, 0)
-_encoder = msgspec.msgpack.Encoder()
-encode = _encoder.encode
+encode = msgspec.msgpack.Encoder().encode
 
 
 def canonical(state: State) -> State:
@@ -58,7 +60,7 @@ def canonical(state: State) -> State:
 
 def compact(state: State) -> State:
     """Return the state without what can no longer matter; the nodes keep their places."""
-    state = _settled(state)
+    state = _relevant(_up_to_date(state))
     attempts = _gapless(attempts_of(state))
     orders = _gapless(orders_of(state))
     if attempts is None and orders is None:
@@ -66,37 +68,35 @@ def compact(state: State) -> State:
     return _Renaming(attempts, orders, None).state(state)
 
 
-def _settled(state: State) -> State:
+def _up_to_date(state: State) -> State:
+    """Return the state with the names of revisions settled, and without commits that can only be refused."""
     now, revision = state.revision, 0 if state.revision == FRESH else state.revision
     post = state.post
     held = None if post is None else post.revision
-    if post is not None and held == FRESH:
-        post = replace(post, revision=0)
     duties = tuple(
         None
         if duty is None
         else replace(duty, state=revision if duty.state == now else PAST, post=0 if duty.post == held else PAST)
         for duty in state.duties
     )
-    late = state.late
-    if late:
-        late = tuple(
-            sorted(
-                {
-                    replace(
-                        commit,
-                        state=None if commit.state is None else revision,
-                        post=None if commit.post is None else 0,
-                    )
-                    for commit in late
-                    if (commit.state is None or commit.state == now)
-                    and (commit.post is None or commit.post == held)
-                    and (commit.forming is None or commit.forming == state.forming)
-                },
-                key=encode,
-            )
-        )
-    state = replace(state, revision=revision, post=post, duties=duties, late=late)
+    late = {
+        replace(commit, state=None if commit.state is None else revision, post=None if commit.post is None else 0)
+        for commit in state.late
+        if (commit.state is None or commit.state == now)
+        and (commit.post is None or commit.post == held)
+        and (commit.forming is None or commit.forming == state.forming)
+    }
+    return replace(
+        state,
+        revision=revision,
+        post=None if post is None else replace(post, revision=0),
+        duties=duties,
+        late=tuple(sorted(late, key=encode)),
+    )
+
+
+def _relevant(state: State) -> State:
+    """Return the state without what was seen, written or formed and can make no difference any more."""
     planned = _planned(state)
     possible = {state.head.attempt, *planned}
     nodes = tuple(
@@ -220,7 +220,7 @@ class _Renaming:
             state.budget,
         )
 
-    def _row(self, row: tuple) -> tuple:  # type: ignore[type-arg]
+    def _row(self, row: tuple[T, ...]) -> tuple[T, ...]:
         return row if self._nodes is None or not row else tuple(row[node] for node in self._nodes)
 
     def _place(self, node: int) -> int:
@@ -240,10 +240,10 @@ class _Renaming:
         return seat if attempt is None else replace(seat, attempt=attempt)
 
     def _seats(self, seats: tuple[SeatRow | None, ...]) -> tuple[SeatRow | None, ...]:
-        row: tuple[SeatRow | None, ...] = self._row(seats)
+        row = self._row(seats)
         return tuple(None if seat is None else self._seat(seat) for seat in row) if self._attempts else row
 
-    def _records(self, records: tuple) -> tuple:  # type: ignore[type-arg]
+    def _records(self, records: tuple[RecordRow | None, ...]) -> tuple[RecordRow | None, ...]:
         records = self._row(records)
         if not self._orders:
             return records
