@@ -5,6 +5,7 @@
 * ``check(history)`` finds every breach of the guarantees in what happened.
 * ``check_backend(make)`` is the conformance kit for backends of your own.
 * ``simulate(scenario_of(seed))`` plays a random scenario; ``python -m rendezvous_async.testing simulate`` plays many.
+* ``rendezvous_async.testing.model`` explores every state of the protocol with a few nodes; ``python -m`` runs it.
 * ``rendezvous_async.testing.fixtures`` has pytest fixtures; load it with ``pytest_plugins``.
 
 Nothing in the library imports this package.
