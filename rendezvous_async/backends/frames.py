@@ -7,8 +7,8 @@ it has reached the disk, so a crash can spoil the last frame and no other:
 
 A crash leaves a frame short, or leaves whole sectors of it zero; nothing else. So a short or zeroed last frame is
 *torn* and may be cut: it was never acknowledged. Everything else that does not add up is *damage*, and is refused
-rather than guessed at. The length has a checksum of its own, since a length gone wrong would make a whole log look torn; the mark
-and the newline are not zero, so that a frame's first and last sector never are by nature.
+rather than guessed at. The length has a checksum of its own, since a length gone wrong would make a whole log look
+torn; the mark and the newline are not zero, so that a frame's first and last sector never are by nature.
 """
 
 from __future__ import annotations
