@@ -69,11 +69,15 @@ class Table:
     Args:
         epoch: Names this history; a table that cannot continue an earlier one needs a new name.
         revision: Where to start counting.
+
+    Attributes:
+        size: Of all keys and values: characters and bytes.
     """
 
     def __init__(self, epoch: str, revision: int = 0) -> None:
         self.epoch = epoch
         self.revision = revision
+        self.size = 0
         self._entries: dict[str, Entry] = {}
         self._live: OrderedDict[str, int] = OrderedDict()
         self._graves: OrderedDict[str, int] = OrderedDict()
@@ -186,10 +190,10 @@ class Table:
 
     # Sessions
 
-    def open_session(self, ttl: float, now: float) -> str:
-        """Open a session and return its id, which no other session of any epoch has."""
+    def open_session(self, ttl: float, now: float, owner: str = "") -> str:
+        """Open a session and return its id, which no other session of any epoch has; with an owner, it ends in that."""
         self._opened += 1
-        session = f"{self.epoch}.{self._opened}"
+        session = f"{self.epoch}.{self._opened}{f'@{owner}' if owner else ''}"
         self._open(session, ttl, now)
         return session
 
@@ -305,8 +309,11 @@ class Table:
             self._graves.pop(key, None)
             for subtree in subtrees_of(key):
                 self._subtrees.setdefault(subtree, {})[key] = None
-        elif old.session is not None and old.session != entry.session:
-            self._sessions[old.session].keys.discard(key)
+        else:
+            self.size -= len(key) + len(old.value or b"")
+            if old.session is not None and old.session != entry.session:
+                self._sessions[old.session].keys.discard(key)
+        self.size += len(key) + len(entry.value or b"")
         if entry.session is not None:
             self._sessions[entry.session].keys.add(key)
         self._entries[key] = entry
@@ -316,6 +323,7 @@ class Table:
 
     def _delete(self, key: str) -> None:
         entry = self._entries.pop(key)
+        self.size -= len(key) + len(entry.value or b"")
         if entry.session is not None and (lease := self._sessions.get(entry.session)) is not None:
             lease.keys.discard(key)
         for subtree in subtrees_of(key):
