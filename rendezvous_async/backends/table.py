@@ -105,6 +105,11 @@ class Table:
         """How many sessions are open."""
         return len(self._sessions)
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether ``take_changed`` would return something."""
+        return bool(self._changed)
+
     def take_changed(self) -> list[str]:
         """Return the keys written or deleted since the last call; a key may stand in it more than once."""
         changed, self._changed = self._changed, []
