@@ -178,10 +178,10 @@ class _TcpWatch(Watch):
         while True:
             if self._ended:
                 raise StopAsyncIteration
-            if self._news is not None:
-                return self._take_news()
             if self._channel.closed:
                 raise closed_error("tcp")
+            if self._news is not None:
+                return self._take_news()
             if self._error is not None:
                 error, self._error = self._error, None
                 raise error
