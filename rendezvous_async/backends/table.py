@@ -27,13 +27,19 @@ MAX_GRAVES = 4096
 
 
 class Lease(msgspec.Struct):
-    """A session as the table sees it; ``checked_at`` is the one place in the queue of expiries that counts."""
+    """A session as the table sees it.
+
+    Attributes:
+        checked_at: The one place in the queue of expiries that counts.
+        was_to_expire_at: If it was hastened, when it would have ended otherwise.
+    """
 
     id: str
     ttl: float
     expires_at: float
     checked_at: float
     keys: set[str] = msgspec.field(default_factory=set)
+    was_to_expire_at: float | None = None
 
 
 class CommitId(msgspec.Struct, frozen=True, array_like=True):
@@ -208,14 +214,25 @@ class Table:
         if lease is None:
             return False
         lease.expires_at = now + lease.ttl
+        lease.was_to_expire_at = None
         return True
 
     def hasten(self, session: str, expires_at: float) -> None:
-        """Let a session end no later than ``expires_at``, unless a keep-alive comes before."""
+        """Let a session end no later than ``expires_at``, unless it is resumed or a keep-alive comes before."""
         lease = self._sessions.get(session)
         if lease is not None and expires_at < lease.expires_at:
+            lease.was_to_expire_at = lease.was_to_expire_at or lease.expires_at
             lease.expires_at = expires_at
             self._check_at(lease, expires_at)
+
+    def resume(self, session: str) -> bool:
+        """Undo ``hasten``: give a session the time that it had, and no more; False if it has ended."""
+        lease = self._sessions.get(session)
+        if lease is None:
+            return False
+        if lease.was_to_expire_at is not None:
+            lease.expires_at, lease.was_to_expire_at = lease.was_to_expire_at, None
+        return True
 
     def end_session(self, session: str) -> bool:
         """End a session and delete its keys, under one revision; False if it is not open."""

@@ -1,7 +1,7 @@
 """One connection to the server for everything that a client does, made anew whenever it breaks.
 
 Many calls are under way at a time. Each waits here until it is answered, however often the connection breaks meanwhile:
-on a new connection sessions are refreshed first, then watches go on from where they were, then every call without an
+on a new connection sessions are resumed first, then watches go on from where they were, then every call without an
 answer is sent again. Reads may be done twice; a commit carries a number by which the server knows it again. A caller
 who will not wait cancels (a deadline, a scope); its call is dropped and nobody else notices.
 
@@ -24,7 +24,7 @@ from typing import Protocol
 
 import anyio
 
-from rendezvous_async.backends.base import OUT_AFTER, Session, Token, closed_error
+from rendezvous_async.backends.base import Session, Token, closed_error
 from rendezvous_async.backends.tcp import wire
 from rendezvous_async.backends.tcp.auth import Secret, new_nonce
 from rendezvous_async.backends.tcp.dialing import Backoff, Dialer, DialError
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 STALL_TIMEOUT = 3.0
 _CLOSE_SECONDS = 1.0
-_LASTED = 1.0
+_LASTED = 0.1
 
 
 class Follower(Protocol):
@@ -200,7 +200,7 @@ class Channel:
     # Sessions and watches
 
     def keep_session(self, session: Session) -> None:
-        """Refresh this session on every new connection."""
+        """Resume this session on every new connection."""
         self._sessions[session.id] = session
         if self._timer is None:
             self._set_timer()
@@ -308,7 +308,7 @@ class Channel:
             if not session.id.startswith(f"{epoch}."):
                 self._lose(session)
             elif now < session.deadline:
-                self._errand(wire.KeepAlive(self.next_id(), session.id), partial(self._session_resumed, session, now))
+                self._errand(wire.Resume(self.next_id(), session.id), partial(self._session_resumed, session))
             else:
                 # Its owner counts itself out already: nobody may believe that it is still in.
                 self._errand(wire.EndSession(self.next_id(), session.id), partial(self._session_ended, session))
@@ -322,17 +322,13 @@ class Channel:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _errand(
-        self, request: wire.KeepAlive | wire.EndSession | wire.Ping, take: Callable[[wire.Answer], None]
-    ) -> None:
+    def _errand(self, request: wire.Resume | wire.EndSession | wire.Ping, take: Callable[[wire.Answer], None]) -> None:
         assert self.link is not None
         self._errands[request.id] = self._loop.time(), take
         self.link.send(request)
 
-    def _session_resumed(self, session: Session, sent_at: float, answer: wire.Answer) -> None:
-        if isinstance(answer, wire.Done):
-            session.deadline = max(session.deadline, sent_at + OUT_AFTER * session.ttl)
-        else:
+    def _session_resumed(self, session: Session, answer: wire.Answer) -> None:
+        if not isinstance(answer, wire.Done):
             self._lose(session)
 
     def _session_ended(self, session: Session, _: wire.Answer) -> None:

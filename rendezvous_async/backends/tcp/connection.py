@@ -8,7 +8,7 @@ it watches is only a position and a mark that something has changed, so that it 
 from __future__ import annotations
 
 import asyncio
-import math
+import contextlib
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["Connection", "Watcher"]
 
 MAX_NAME: Final = 4096
-MAX_TTL: Final = 86_400.0
-MIN_TTL: Final = 0.05
 MAX_REVISION: Final = 2**53
 _SLOW_READER: Final = 64 * 1024
 _LAST_WORDS: Final = 1.0
@@ -150,7 +148,8 @@ class Connection(asyncio.Protocol):
             self._transport.write(wire.frame(wire.Refused(code, message)))
             # A close with bytes unread would be a reset, and the peer might never read why.
             if self._transport.can_write_eof():
-                self._transport.write_eof()
+                with contextlib.suppress(OSError):  # the peer may be gone, and the loop not know yet
+                    self._transport.write_eof()
             else:
                 self._transport.close()
             if not self._reading:
@@ -375,17 +374,26 @@ class Connection(asyncio.Protocol):
 
     def _open_session(self, request: wire.OpenSession) -> None:
         ttl, limits = request.ttl, self.server.limits
-        if not math.isfinite(ttl) or not 0 < ttl <= MAX_TTL:
-            self._fail(request.id, wire.FAILED_INVALID, f"a session's ttl is at most {MAX_TTL:g} s, not {ttl:g}")
+        if not 0 < ttl <= limits.longest_ttl:
+            self._fail(
+                request.id, wire.FAILED_INVALID, f"a session's ttl is at most {limits.longest_ttl:g} s, not {ttl:g}"
+            )
         elif self.server.table.sessions >= limits.sessions:
             self._fail(request.id, wire.FAILED_LIMIT, f"the server has its {limits.sessions} sessions")
         else:
-            granted = max(ttl, MIN_TTL)
+            granted = max(ttl, limits.shortest_ttl)
             self._send(wire.Opened(request.id, self.server.open_session(self, granted), granted))
 
     def _keep_alive(self, request: wire.KeepAlive) -> None:
         if self._may_use(request.id, request.session):
             if self.server.keep_alive(self, request.session):
+                self._send(wire.Done(request.id))
+            else:
+                self._fail(request.id, wire.FAILED_SESSION, f"session {request.session} has ended")
+
+    def _resume(self, request: wire.Resume) -> None:
+        if self._may_use(request.id, request.session):
+            if self.server.resume(self, request.session):
                 self._send(wire.Done(request.id))
             else:
                 self._fail(request.id, wire.FAILED_SESSION, f"session {request.session} has ended")
@@ -471,6 +479,7 @@ _ANSWERS: Final[dict[type, Callable[[Connection, Any], None]]] = {
     wire.Unfollow: Connection._unfollow,
     wire.OpenSession: Connection._open_session,
     wire.KeepAlive: Connection._keep_alive,
+    wire.Resume: Connection._resume,
     wire.EndSession: Connection._end_session,
     wire.Ping: Connection._ping,
     wire.Goodbye: Connection._goodbye,

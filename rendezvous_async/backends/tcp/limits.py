@@ -10,8 +10,9 @@ __all__ = ["Limits"]
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What a server allows.
 
-    A peer that breaks the first four is told why and cut off. What is over one of the next four is answered with an
-    error, and the peer may go on. The last one holds back a peer's next requests until the earlier ones are answered.
+    A peer that breaks one of the first four is told why and cut off. What is over one of the next five is answered with
+    an error, and the peer may go on. ``in_flight`` and ``unsent`` hold back a peer's next requests until earlier ones
+    are answered.
 
     Attributes:
         connections: How many at a time, also those that have not said who they are.
@@ -25,6 +26,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         writes: In one commit.
         in_flight: Requests of one connection that wait for their answers to be on disk and sent.
         unsent: Bytes of answers that wait for a peer that does not read.
+        shortest_ttl: Seconds that a session is given at least.
+        longest_ttl: Seconds that a session may ask for.
     """
 
     connections: int = 16_384
@@ -38,6 +41,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     writes: int = 4096
     in_flight: int = 1024
     unsent: int = 256 * 1024
+    shortest_ttl: float = 0.05
+    longest_ttl: float = 86_400.0
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

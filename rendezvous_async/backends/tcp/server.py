@@ -229,6 +229,13 @@ class TcpServer:
             self._own(connection, session)
         return True
 
+    def resume(self, connection: Connection, session: str) -> bool:
+        """Let a session belong to this connection; False if it has ended."""
+        if not self.table.resume(session):
+            return False
+        self._own(connection, session)
+        return True
+
     def end_session(self, session: str) -> None:
         """End a session, if it is open."""
         if not self.table.end_session(session):

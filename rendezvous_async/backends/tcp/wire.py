@@ -149,7 +149,7 @@ class OpenSession(_Message, frozen=True, tag=15):
 
 
 class KeepAlive(_Message, frozen=True, tag=16):
-    """Refresh a session, and make it one of this connection's."""
+    """Give a session its full time again, and make it one of this connection's."""
 
     id: int
     session: str
@@ -166,6 +166,13 @@ class Ping(_Message, frozen=True, tag=18):
 
 class Goodbye(_Message, frozen=True, tag=19):
     """The client will not come back; there is no answer."""
+
+
+class Resume(_Message, frozen=True, tag=20):
+    """Make a session one of this connection's; it gets no more time than it had."""
+
+    id: int
+    session: str
 
 
 # Answers.
@@ -223,7 +230,7 @@ class EncodedChanged(_Message, frozen=True, tag=33):
 
 
 Request: TypeAlias = (
-    Get | List | Transact | Follow | Unfollow | OpenSession | KeepAlive | EndSession | Ping | Goodbye
+    Get | List | Transact | Follow | Unfollow | OpenSession | KeepAlive | Resume | EndSession | Ping | Goodbye
 )  # fmt: skip
 Answer: TypeAlias = Found | Listed | Committed | Changed | Opened | Done | Failed
 FromServer: TypeAlias = Challenge | Welcome | Refused | Answer
