@@ -6,6 +6,7 @@ It knows nothing of calls, sessions or watches; ``channel.py`` gives it what to 
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Callable
 from typing import Final
@@ -164,6 +165,8 @@ def describe(error: BaseException) -> str:
         return error.reason or str(error)
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer in time"
-    if isinstance(error, OSError) and error.strerror:
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    if isinstance(error, OSError) and error.strerror:  # of the resolver, which counts its errors by itself
         return error.strerror.lower()
     return str(error) or type(error).__name__

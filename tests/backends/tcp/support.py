@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,13 @@ class RawClient:
         welcome = await self.read()
         assert isinstance(welcome, wire.Welcome), welcome
         return welcome
+
+
+async def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait for something that nobody announces."""
+    with anyio.fail_after(seconds):
+        while not condition():  # noqa: ASYNC110
+            await anyio.sleep(0.005)
 
 
 def through_proxy(server: TcpServer | ServerProcess) -> Proxy:
