@@ -53,6 +53,7 @@ class Link(asyncio.Protocol):
         self._frames = wire.FrameDecoder(wire.HANDSHAKE_FRAME)
         self._out = bytearray()
         self._scheduled = False
+        self._is_encrypted = False
         self._transport: asyncio.Transport | None = None
 
     def __repr__(self) -> str:
@@ -90,6 +91,7 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._is_encrypted = transport.get_extra_info("ssl_object") is not None
         transport.write(self._hello)
 
     def data_received(self, data: bytes) -> None:
@@ -116,11 +118,16 @@ class Link(asyncio.Protocol):
         if isinstance(error, ssl.SSLError):
             self.why = self.why or RefusedError(f"TLS failed: {describe(error)}")
         if not self.welcomed.done():
-            silent = ConnectionError("closed the connection without a word (does it expect TLS?)")
-            self.welcomed.set_exception(self.why or error or silent)
+            self.welcomed.set_exception(self.why or error or self._silence())
             self.welcomed.exception()  # whoever dialled may have given up already
         if not self.lost.done():
             self.lost.set_result(None)
+
+    def _silence(self) -> Exception:
+        """What it probably means that the server closed the connection and said nothing."""
+        if self._is_encrypted:
+            return RefusedError("closed the connection right after the TLS handshake (does it demand a certificate?)")
+        return ConnectionError("closed the connection without a word (does it expect TLS?)")
 
     # The handshake.
 
