@@ -16,13 +16,20 @@ from rendezvous_async.backends.tcp.auth import Secret, prove, verify
 
 __all__ = ["Link", "RefusedError"]
 
-_DEFINITE: Final = frozenset(
-    {wire.REFUSED_VERSION, wire.REFUSED_SECRET, wire.REFUSED_LIMIT, wire.REFUSED_PROTOCOL, wire.REFUSED_STORAGE}
-)
+_FINAL: Final = frozenset({wire.REFUSED_VERSION, wire.REFUSED_SECRET, wire.REFUSED_PROTOCOL})
+_FOR_NOW: Final = frozenset({wire.REFUSED_LIMIT, wire.REFUSED_STORAGE})
 
 
 class RefusedError(ConnectionError):
-    """The other side will not talk to us, and to ask again does not help."""
+    """The other side will not talk to us.
+
+    Attributes:
+        final: To ask again later does not help either.
+    """
+
+    def __init__(self, message: str, *, final: bool = True) -> None:
+        self.final = final
+        super().__init__(message)
 
 
 class Link(asyncio.Protocol):
@@ -132,8 +139,11 @@ class Link(asyncio.Protocol):
     # The handshake.
 
     def _refused(self, refused: wire.Refused) -> None:
-        kind = RefusedError if refused.code in _DEFINITE else ConnectionError
-        self.abort(kind(f"refused: {refused.message}"))
+        text = f"refused: {refused.message}"
+        if refused.code in _FINAL | _FOR_NOW:
+            self.abort(RefusedError(text, final=refused.code in _FINAL))
+        else:
+            self.abort(ConnectionError(text))
 
     def _greeted(self, message: wire.Challenge | wire.Welcome | wire.Answer, body: bytes) -> None:
         match message:

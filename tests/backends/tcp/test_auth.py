@@ -56,6 +56,7 @@ async def test_both_sides_must_know_the_secret() -> None:
             async with connected(server.endpoint, secret="wrong"):
                 pass
         assert len(wrong.value.attempts) == 1
+        assert wrong.value.final
         with pytest.raises(RendezvousConnectionError, match="wants a secret; set secret="):
             async with connected(server.endpoint):
                 pass

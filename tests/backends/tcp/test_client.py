@@ -118,7 +118,7 @@ async def test_answers_that_were_settled_are_forgotten() -> None:
         for number in range(100):
             await backend.commit(Put("key", b"%d" % number))
         (answers,) = server.table.snapshot().answers.values()
-        assert len(answers) == 1
+        assert len(answers) <= 2  # the last one, and up to where they are settled
         await backend.aclose()
         await eventually(lambda: server.connections == 0)
         assert server.table.snapshot().answers == {}

@@ -134,6 +134,18 @@ async def test_a_host_does_not_linger_for_ever() -> None:
             await host.aclose()
 
 
+async def test_a_host_that_is_cancelled_while_it_lingers_still_stops() -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    host = await connect(endpoint, is_host="auto")
+    async with connected(endpoint) as guest:
+        await guest.open_session(30)
+        with anyio.move_on_after(0.1) as scope:
+            await host.aclose()
+        assert scope.cancelled_caught
+    async with serve("127.0.0.1", int(endpoint.rpartition(":")[2])):
+        pass
+
+
 async def test_a_client_whose_host_has_left_hosts_itself(tmp_path: Path) -> None:
     """With a data_dir that both name, it goes on with the same history."""
     endpoint = f"tcp://127.0.0.1:{free_port()}"
