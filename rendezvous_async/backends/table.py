@@ -186,6 +186,14 @@ class Table:
 
     # Sessions
 
+    def has_session(self, session: str) -> bool:
+        """Tell whether a session is open."""
+        return session in self._sessions
+
+    def open_sessions(self) -> list[tuple[str, float]]:
+        """Return the sessions that are open, each with its TTL."""
+        return [(lease.id, lease.ttl) for lease in self._sessions.values()]
+
     def open_session(self, ttl: float, now: float) -> str:
         """Open a session and return its id, which no other session of any epoch has."""
         self._opened += 1
