@@ -1,1 +1,90 @@
-"""x"""
+"""Asyncio-native elastic rendezvous: nodes meet, agree on rank and size, notice loss, and meet again.
+
+::
+
+    import rendezvous_async as rdzv
+
+    async with rdzv.connect("tcp://head:29400", run_id="job-7", nodes="2:4") as rendezvous:
+        world = await rendezvous.join()
+        async with world.until_changed():
+            await train(world.rank, world.size)
+
+A map of the package, from the inside out; imports go only this way:
+
+* ``errors``, ``settings``: what can go wrong, what can be set
+* ``core``: what to do, as pure values and functions (records, rules of a round, ranks, diagnosis)
+* ``backends``: where state lives (memory, tcp, etcd, file), as bytes behind fencing tokens
+* ``view``, ``control``: what a node sees of a run; what anybody can do to it
+* ``coordinator``, ``store``: folding the roster into rounds; a round's own key-value store
+* ``membership``, ``world``, ``handler``: a node's session, its round, and the rendezvous as a user holds it
+* ``cli``, ``testing``: the ``rdzv`` command; the simulator and the conformance kit
+"""
+
+from rendezvous_async.backends import open_backend
+from rendezvous_async.backends.base import (
+    Backend,
+    Commit,
+    Condition,
+    Delete,
+    Entry,
+    Listing,
+    Put,
+    Session,
+    Token,
+    Watch,
+)
+from rendezvous_async.core.diagnosis import Status
+from rendezvous_async.core.rules import Change
+from rendezvous_async.core.state import Member
+from rendezvous_async.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousFencedError,
+    RendezvousGracefulExitError,
+    RendezvousSessionError,
+    RendezvousSettingsError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+from rendezvous_async.events import Event, EventKind
+from rendezvous_async.handler import Rendezvous, connect
+from rendezvous_async.settings import Settings, Timeouts
+from rendezvous_async.store import Store
+from rendezvous_async.world import World
+
+__all__ = [
+    "Backend",
+    "Change",
+    "Commit",
+    "Condition",
+    "Delete",
+    "Entry",
+    "Event",
+    "EventKind",
+    "Listing",
+    "Member",
+    "Put",
+    "Rendezvous",
+    "RendezvousClosedError",
+    "RendezvousConnectionError",
+    "RendezvousError",
+    "RendezvousFencedError",
+    "RendezvousGracefulExitError",
+    "RendezvousSessionError",
+    "RendezvousSettingsError",
+    "RendezvousStateError",
+    "RendezvousTimeoutError",
+    "Session",
+    "Settings",
+    "Status",
+    "Store",
+    "Timeouts",
+    "Token",
+    "Watch",
+    "World",
+    "connect",
+    "open_backend",
+]
+
+__version__ = "0.1.0"

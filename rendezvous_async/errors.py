@@ -69,10 +69,12 @@ class RendezvousConnectionError(RendezvousError, ConnectionError):
 
     Attributes:
         attempts: What was tried and how each ended, one line each.
+        final: Trying again cannot help: a wrong secret, a wrong certificate, another protocol.
     """
 
-    def __init__(self, message: str, attempts: Sequence[str] = ()) -> None:
+    def __init__(self, message: str, attempts: Sequence[str] = (), *, final: bool = False) -> None:
         self.attempts = tuple(attempts)
+        self.final = final
         super().__init__("\n  ".join((message, *self.attempts)))
 
 

@@ -6,11 +6,11 @@ Everything here is a frozen value. A wrong argument raises ``ValueError`` with t
 from __future__ import annotations
 
 import math
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 import msgspec
 
-__all__ = ["DEFAULT_PORTS", "Endpoint", "Settings", "Timeouts", "check_seconds", "parse_endpoint", "parse_nodes"]
+__all__ = ["DEFAULT_PORTS", "Endpoint", "Settings", "Timeouts", "parse_endpoint", "parse_nodes"]
 
 DEFAULT_PORTS = {"tcp": 29400, "etcd": 2379, "etcds": 2379}
 MAX_NODES = 1_000_000
@@ -36,6 +36,17 @@ def check_id(name: str, value: object) -> str:
     if len(value) > MAX_ID_LENGTH:
         raise ValueError(f"{name} must have at most {MAX_ID_LENGTH} characters, not {len(value)}: {value[:32]!r}...")
     return value
+
+
+def encode_segment(text: str) -> str:
+    """Return ``text`` as one segment of a key: percent-encoded, with no slash in it, and never only dots."""
+    quoted = quote(text, safe="")
+    return quoted.replace(".", "%2E") if quoted.strip(".") == "" else quoted
+
+
+def decode_segment(segment: str) -> str:
+    """Undo ``encode_segment``."""
+    return unquote(segment)
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):

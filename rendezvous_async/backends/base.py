@@ -23,13 +23,12 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable
 from typing import TypeAlias
-from urllib.parse import quote
 
 import anyio
 import msgspec
 
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousStateError
-from rendezvous_async.settings import check_id
+from rendezvous_async.settings import check_id, encode_segment
 
 __all__ = [
     "Backend",
@@ -43,7 +42,6 @@ __all__ = [
     "Token",
     "Watch",
     "Write",
-    "encode_segment",
 ]
 
 DEFAULT_NAMESPACE = "rendezvous_async"
@@ -389,12 +387,6 @@ class Backend(ABC):
 
     @abstractmethod
     def _watch(self, names: tuple[str, ...], after: Token | None) -> Watch: ...
-
-
-def encode_segment(text: str) -> str:
-    """Return ``text`` as one segment of a key: percent-encoded, with no slash in it."""
-    quoted = quote(text, safe="")
-    return quoted.replace(".", "%2E") if quoted.strip(".") == "" else quoted
 
 
 def covers(name: str, key: str) -> bool:

@@ -167,14 +167,14 @@ class Table:
         for write in writes:
             if isinstance(write, Put) and write.session is not None and write.session not in self._sessions:
                 raise RendezvousSessionError(f"session {write.session} has ended; nothing was written")
-        if writes:
+        if any(isinstance(write, Put) or self._keys(write.name) for write in writes):
             self.revision += 1
         for write in writes:
             match write:
                 case Put(key, value, session):
                     self._put(Entry(key, value, self.token, session))
                 case Delete(name):
-                    for key in list(self._keys(name)):
+                    for key in self._keys(name):
                         self._delete(key)
         if id is not None:
             self._answers.setdefault(id.client, {})[id.number] = self.revision
@@ -301,7 +301,7 @@ class Table:
         revision = numbers.get(id.number)
         return None if revision is None else Commit(True, Token(self.epoch, revision))
 
-    def _keys(self, name: str) -> Iterable[str]:
+    def _keys(self, name: str) -> Sequence[str]:
         if name.endswith("/"):
             return sorted(self._subtrees.get(name, ()))
         return (name,) if name in self._entries else ()

@@ -1,0 +1,100 @@
+"""What can be done to a run by anybody who may reach its backend, member or not: look, close, evict, purge."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rendezvous_async.backends.base import Backend, Condition, Delete, Entry, Put
+from rendezvous_async.core.codec import decode, encode
+from rendezvous_async.core.diagnosis import Status, diagnose
+from rendezvous_async.core.state import (
+    COORDINATOR,
+    NODES,
+    SEATS,
+    STATE,
+    Closed,
+    Head,
+    Node,
+    Post,
+    Seat,
+    node_key,
+    node_of,
+)
+from rendezvous_async.errors import RendezvousStateError
+from rendezvous_async.settings import Settings
+
+__all__ = ["close_run", "evict_node", "purge_run", "read_head", "read_status"]
+
+
+def read_head(entry: Entry | None) -> Head | None:
+    """Return the head that ``entry`` holds, stamped with its round's token."""
+    if entry is None:
+        return None
+    return decode(Head, entry.value, entry.key).stamped((entry.token.epoch, entry.token.revision))
+
+
+async def read_status(backend: Backend) -> Status:
+    """Read what there is to say about the backend's run."""
+    head = read_head(await backend.get(STATE))
+    post = await backend.get(COORDINATOR)
+    seats = await backend.list(SEATS)
+    nodes = await backend.list(NODES)
+    return diagnose(
+        backend.run_id,
+        head,
+        {node_of(entry.key): decode(Seat, entry.value, entry.key) for entry in seats.entries},
+        [(node_of(e.key), decode(Node, e.value, e.key), e.token.revision) for e in nodes.entries],
+        None if post is None else decode(Post, post.value, post.key).node,
+    )
+
+
+async def close_run(backend: Backend, reason: str, by: str, settings: Settings | None = None) -> Closed:
+    """Close the run for everyone and for good; tries until it is so, and returns who closed it and why.
+
+    Args:
+        backend: The run's.
+        reason: For the others to read.
+        by: Who closes it.
+        settings: What the run's state is created with, if there is none yet.
+    """
+    closed = Closed(reason, by)
+    entry = await backend.get(STATE)
+    while True:
+        try:
+            head = read_head(entry)
+        except RendezvousStateError:
+            head = None  # Closing must work on a damaged run, too: it is how one gets rid of it.
+        if head is not None and head.closed is not None:
+            return head.closed
+        if head is None:
+            head = Head(settings=settings or Settings(1, 1))
+        put = Put(STATE, encode(msgspec.structs.replace(head, closed=closed)))
+        commit = await backend.commit(put, when=[Condition(STATE, None if entry is None else entry.token)])
+        if commit.won:
+            return closed
+        entry = commit.entry(STATE)
+
+
+async def evict_node(backend: Backend, node: str) -> bool:
+    """Throw a node out by ending the session that its record names; False if there is no such node."""
+    entry = await backend.get(node_key(node))
+    if entry is None:
+        return False
+    if entry.session is None:
+        await backend.commit(Delete(entry.key), when=[Condition(entry.key, entry.token)])
+    else:
+        await backend.end_session(entry.session)
+    return True
+
+
+async def purge_run(backend: Backend) -> bool:
+    """Remove every key of a closed run; False if nodes are still here or the run is not closed."""
+    state = await backend.get(STATE)
+    head = read_head(state)
+    if state is None:
+        await backend.commit(Delete(""))
+        return True
+    if head is None or head.closed is None or (await backend.list(NODES)).entries:
+        return False
+    commit = await backend.commit(Delete(""), when=[Condition(STATE, state.token)])
+    return commit.won

@@ -1,0 +1,195 @@
+"""Why has this round not formed: who is here, who is missing, who has not come back, and what happens next.
+
+``diagnose`` turns the records of a run into a ``Status``: structured for programs, and with a ``str()`` for a tired
+person.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+import msgspec
+
+from rendezvous_async.core.ranks import choose
+from rendezvous_async.core.state import Closed, Head, Node, Phase, Seat
+from rendezvous_async.core.tally import tally_of
+from rendezvous_async.settings import Settings
+
+__all__ = ["Absent", "Present", "Role", "Status", "diagnose"]
+
+SHOW_AT_MOST = 16
+
+
+class Role(StrEnum):
+    """What a live node is doing."""
+
+    MEMBER = "member"
+    BACK = "back"
+    WAITING = "waiting"
+    SPARE = "spare"
+    FOREIGN = "foreign"
+
+
+class Present(msgspec.Struct, frozen=True):
+    """A node that is here.
+
+    Attributes:
+        node: Its id.
+        role: ``member`` holds the round, ``back`` has returned to the barrier, ``waiting`` is new, ``spare`` finds the
+            world full, ``foreign`` came with other settings.
+        rank: In the round, for its members.
+        address: What it says other members reach it at.
+    """
+
+    node: str
+    role: Role
+    rank: int | None = None
+    address: str = ""
+
+
+class Absent(msgspec.Struct, frozen=True):
+    """A member of the last round that is not here."""
+
+    node: str
+    rank: int
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """A run at one moment; ``str()`` of it explains itself.
+
+    Attributes:
+        run_id: Which run.
+        settings: What it was started with; None if nobody has joined yet.
+        round: The last round that formed; 0 if none has.
+        phase: ``gathering`` or ``formed``.
+        here: Every live node, members by rank, then the others as they came.
+        absent: Members of the last round that are not here.
+        missing: How many more must come before a round can form.
+        coordinator: The node that forms rounds, if there is one.
+        closed: Why the run is over, if it is.
+    """
+
+    run_id: str
+    settings: Settings | None = None
+    round: int = 0
+    phase: Phase = Phase.GATHERING
+    here: tuple[Present, ...] = ()
+    absent: tuple[Absent, ...] = ()
+    missing: int = 0
+    coordinator: str | None = None
+    closed: Closed | None = None
+
+    def __str__(self) -> str:
+        return "\n  ".join([f"run {self.run_id!r}: {self._headline()}", *self._details()])
+
+    def nodes(self, *roles: Role) -> list[str]:
+        """Return the nodes that are here in one of ``roles``."""
+        return [present.node for present in self.here if present.role in roles]
+
+    def _headline(self) -> str:
+        if self.settings is None:
+            return "nobody has joined yet"
+        if self.closed is not None:
+            return f"closed by {self.closed.by or 'an unnamed node'}: {self.closed.reason or 'no reason given'}"
+        if self.phase is Phase.FORMED:
+            holding = len(self.nodes(Role.MEMBER))
+            size = holding + len(self.nodes(Role.BACK)) + len(self.absent)
+            return f"round {self.round} is formed; {holding} of its {size} members hold it"
+        at_barrier = len(self.nodes(Role.BACK, Role.WAITING, Role.SPARE))
+        wanted = f"{self.settings.min_nodes} to {self.settings.max_nodes}"
+        return f"gathering a round after round {self.round}; {at_barrier} of {wanted} nodes are at the barrier"
+
+    def _details(self) -> Iterable[str]:
+        here = [
+            f"{present.node} ({present.role}{'' if present.rank is None else f', rank {present.rank}'})"
+            for present in self.here
+        ]
+        yield f"here: {_shorten(here) or 'nobody'}"
+        if self.absent:
+            absent = [f"{gone.node} (rank {gone.rank} in round {self.round})" for gone in self.absent]
+            yield f"not back: {_shorten(absent)}"
+        if self.closed is None and self.settings is not None:
+            yield f"next: {self._next(self.settings)}"
+            yield f"coordinator: {self.coordinator or 'none yet; a live node takes the post by itself'}"
+        foreign = self.nodes(Role.FOREIGN)
+        if foreign and self.settings is not None:
+            yield f"with other settings than {self.settings.fingerprint!r}: {_shorten(foreign)}"
+
+    def _next(self, settings: Settings) -> str:
+        holding = self.nodes(Role.MEMBER)
+        if self.phase is Phase.FORMED and holding:
+            waiting = self.nodes(Role.BACK, Role.WAITING)
+            if not waiting and not self.absent:
+                return "nothing is due; the members keep the round"
+            return f"the next round gathers when these return or leave: {_shorten(holding)}"
+        if self.missing:
+            return f"{self.missing} more must join before a round can form"
+        return (
+            f"the last call runs: a round forms within {settings.last_call:g} s "
+            f"({settings.regroup:g} s with survivors), or at once with {settings.max_nodes} nodes"
+        )
+
+
+def diagnose(
+    run_id: str,
+    head: Head | None,
+    seats: Mapping[str, Seat],
+    records: Iterable[tuple[str, Node, int]],
+    coordinator: str | None,
+) -> Status:
+    """Return what is to be said about a run.
+
+    Args:
+        run_id: Which run.
+        head: Its state, if there is one.
+        seats: All seats by node; those that do not count are passed over.
+        records: ``(node, record, revision of its put)`` of every live node.
+        coordinator: Who holds the post.
+    """
+    if head is None:
+        return Status(run_id=run_id, coordinator=coordinator)
+    tally = tally_of(head, seats, records)
+    held = bool(tally.holding)
+    places = head.settings.max_nodes - (tally.live_members if held else 0)
+    newcomers = [c for c in tally.candidates() if c.node in tally.newcomers] if held else tally.candidates()
+    chosen = {candidate.node for candidate in choose(newcomers, max(0, places))}
+
+    def present(node: str) -> Present:
+        seat = tally.seats.get(node)
+        rank = None if seat is None else seat.rank
+        if node in tally.foreign:
+            role, rank = Role.FOREIGN, None
+        elif node in tally.holding:
+            role = Role.MEMBER
+        elif node in tally.returned:
+            role = Role.BACK
+        else:
+            role = Role.WAITING if node in chosen else Role.SPARE
+        return Present(node, role, rank, tally.records[node][0].address)
+
+    def place(shown: Present) -> tuple[bool, int]:
+        return shown.rank is None, shown.rank if shown.rank is not None else tally.records[shown.node][1]
+
+    at_barrier = tally.at_barrier
+    return Status(
+        run_id=run_id,
+        settings=head.settings,
+        round=head.round,
+        phase=Phase.FORMED if held else Phase.GATHERING,
+        here=tuple(sorted(map(present, tally.records), key=place)),
+        absent=tuple(
+            sorted(
+                (Absent(node, seat.rank) for node, seat in tally.seats.items() if node not in tally.records),
+                key=lambda gone: gone.rank,
+            )
+        ),
+        missing=0 if held else max(0, head.settings.min_nodes - at_barrier),
+        coordinator=coordinator,
+        closed=head.closed,
+    )
+
+
+def _shorten(names: list[str]) -> str:
+    more = len(names) - SHOW_AT_MOST
+    return ", ".join(names[:SHOW_AT_MOST]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,238 @@
+"""The rules of a round.
+
+A run is a sequence of rounds, and its head tells which was the last one formed (0: none yet) and whether it is held.
+
+**Formed.** Members hold a round from the commit that formed it until each of them is accounted for: *returned* (its
+record names a newer arrival than its seat: it is back at the barrier) or *lost* (it has no record: it died or left).
+Until then everybody else waits. The coordinator counts who waits and who is lost into the head, so that members learn
+of it: the first change at once, later ones at most every ``COUNT_EVERY`` seconds, so that a thousand arrivals are not
+a thousand pushes to a thousand members.
+
+**Gathering.** When no member holds the round any more, everybody at the barrier is a candidate for the next one. With
+``max`` candidates it forms at once. With ``min`` the last call begins: it lasts ``last_call`` seconds, or ``regroup``
+if somebody here held the last round (processors stand idle), is never extended by arrivals, and is off when fewer than
+``min`` are left. A new coordinator starts it anew. When it is over, the round forms.
+
+**Forming.** Survivors of the last round come before newcomers, and newcomers in the order of their arrival, up to
+``max``; the others are spares. The round's number is one more than the head or anybody at all remembers. Seats name the
+arrival that they are given to and the attempt that gives them, and count only once the head names that attempt.
+
+**Closed** beats everything and is final.
+
+A node reads the same head with ``admit`` while it is at the barrier, and with ``change_of`` once it is in. Priority in
+both: closed, then out, then in, then news.
+
+``step`` is a function of what it is given. What the coordinator must remember between steps (when the last call ends,
+when it last counted) goes in and out as ``Notes``. A ``Wait`` lies in the future or has no end; a rule that answered
+"wait until now" would spin, so it is asserted.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TypeAlias
+
+import msgspec
+
+from rendezvous_async.core.ranks import assign_ranks, choose
+from rendezvous_async.core.state import Closed, Head, Last, Phase, Seat, Stamp
+from rendezvous_async.core.tally import Tally
+from rendezvous_async.settings import Settings
+
+__all__ = [
+    "Admission",
+    "Change",
+    "Form",
+    "Joined",
+    "Mismatch",
+    "Notes",
+    "Pending",
+    "Rewrite",
+    "Shut",
+    "Step",
+    "Wait",
+    "admit",
+    "change_of",
+    "step",
+]
+
+COUNT_EVERY = 0.1
+
+
+class Notes(msgspec.Struct, frozen=True):
+    """What a coordinator remembers from one step to the next; a new coordinator starts with none."""
+
+    last_call_ends: float | None = None
+    counted_at: float | None = None
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """Do nothing until the roster or the head changes or, if it is given, until that time."""
+
+    until: float | None = None
+
+
+class Rewrite(msgspec.Struct, frozen=True):
+    """Write this head: the same round, other counts or phase."""
+
+    head: Head
+
+
+class Form(msgspec.Struct, frozen=True):
+    """Form a round: write these seats by node, then this head."""
+
+    head: Head
+    seats: dict[str, Seat]
+
+
+Step: TypeAlias = Wait | Rewrite | Form
+
+
+def step(tally: Tally, notes: Notes, now: float, attempt: str) -> tuple[Step, Notes]:
+    """Return the coordinator's next step, and its notes once that step is done.
+
+    Args:
+        tally: The head, its seats and the live records.
+        notes: What the last step returned; ``Notes()`` for a new coordinator, and after another one's write.
+        now: The coordinator's own clock.
+        attempt: A fresh id, in case a round forms.
+    """
+    if tally.head.closed is not None:
+        return Wait(), Notes()
+    return _count(tally, notes, now) if tally.holding else _gather(tally, notes, now, attempt)
+
+
+def _count(tally: Tally, notes: Notes, now: float) -> tuple[Step, Notes]:
+    head = tally.head
+    counted = msgspec.structs.replace(head, phase=Phase.FORMED, waiting=tally.waiting, lost=tally.lost)
+    if counted == head:
+        return Wait(), Notes(counted_at=notes.counted_at)
+    if notes.counted_at is not None and now < notes.counted_at + COUNT_EVERY:
+        return _wait_until(notes.counted_at + COUNT_EVERY, now), notes
+    return Rewrite(counted), Notes(counted_at=now)
+
+
+def _gather(tally: Tally, notes: Notes, now: float, attempt: str) -> tuple[Step, Notes]:
+    head, settings = tally.head, tally.head.settings
+    if tally.at_barrier >= settings.max_nodes:
+        return _form(tally, attempt), Notes()
+    enough = tally.at_barrier >= settings.min_nodes
+    ends: float | None = None
+    if enough:
+        ends = now + (settings.regroup if tally.has_survivor else settings.last_call)
+        if notes.last_call_ends is not None:
+            ends = min(ends, notes.last_call_ends)
+        if ends <= now:
+            return _form(tally, attempt), Notes()
+    notes = Notes(last_call_ends=ends)
+    if head.phase is Phase.FORMED:
+        gathering = msgspec.structs.replace(head, phase=Phase.GATHERING, waiting=0, lost=0)
+        return Rewrite(gathering), notes
+    return Wait() if ends is None else _wait_until(ends, now), notes
+
+
+def _form(tally: Tally, attempt: str) -> Form:
+    settings = tally.head.settings
+    chosen = choose(tally.candidates(), settings.max_nodes)
+    ranks = assign_ranks(settings, chosen)
+    round = tally.last_round + 1
+    seats = {
+        node: Seat(
+            round=round,
+            attempt=attempt,
+            arrival=tally.records[node][0].arrival,
+            rank=rank,
+            address=tally.records[node][0].address,
+            labels=tally.records[node][0].labels,
+        )
+        for node, rank in ranks.items()
+    }
+    head = Head(settings=settings, round=round, phase=Phase.FORMED, attempt=attempt, size=len(seats))
+    return Form(head, seats)
+
+
+def _wait_until(until: float, now: float) -> Wait:
+    assert until > now, f"a wait until {until} at {now} would spin"
+    return Wait(until)
+
+
+class Pending(msgspec.Struct, frozen=True):
+    """Not yet; a spare waits behind a full world, and its join clock stands still."""
+
+    spare: bool = False
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """In: this is the world."""
+
+    round: int
+    rank: int
+    size: int
+    token: Stamp
+
+
+class Shut(msgspec.Struct, frozen=True):
+    """The run is closed; ``spare`` tells whether this node was one."""
+
+    closed: Closed
+    spare: bool = False
+
+
+class Mismatch(msgspec.Struct, frozen=True):
+    """The run has other settings than this node."""
+
+    settings: Settings
+
+
+Admission: TypeAlias = Pending | Joined | Shut | Mismatch
+
+
+def admit(head: Head | None, seat: Seat | None, arrival: str, settings: Settings, last: Last | None) -> Admission:
+    """Return what a node at the barrier reads from the head and its own seat.
+
+    Args:
+        head: The state, stamped; None if there is none.
+        seat: What stands at this node's seat.
+        arrival: Of this join; a seat that was given to another one is not this node's.
+        settings: This node's.
+        last: What this node held before.
+    """
+    if head is None:
+        return Pending()
+    spare = _is_full(head) and (last is None or last.round != head.round)
+    if head.closed is not None:
+        return Shut(head.closed, spare)
+    if head.settings != settings:
+        return Mismatch(head.settings)
+    if seat is not None and seat.arrival == arrival and seat.attempt == head.attempt and head.token is not None:
+        return Joined(seat.round, seat.rank, head.size, head.token)
+    return Pending(spare)
+
+
+def _is_full(head: Head) -> bool:
+    return head.phase is Phase.FORMED and head.size - head.lost >= head.settings.max_nodes
+
+
+class Change(Enum):
+    """What can happen to a world, the most final first."""
+
+    CLOSED = "closed"
+    EVICTED = "evicted"
+    MEMBER_LOST = "member_lost"
+    NODES_WAITING = "nodes_waiting"
+
+
+def change_of(head: Head | None, held: Joined) -> Change | None:
+    """Return what has happened to a world that this node holds, the most final if there are several; None if nothing.
+
+    A node is out when the head is of another round, or of a phase in which nobody holds this one, or gone.
+    """
+    if head is not None and head.closed is not None:
+        return Change.CLOSED
+    if head is None or head.round != held.round or head.token != held.token or head.phase is Phase.GATHERING:
+        return Change.EVICTED
+    if head.lost:
+        return Change.MEMBER_LOST
+    if head.waiting:
+        return Change.NODES_WAITING
+    return None

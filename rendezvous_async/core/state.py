@@ -1,0 +1,153 @@
+"""The records of a run, as frozen values, and the keys they live at.
+
+::
+
+    state           Head    small, token-fenced, watched by all
+    nodes/<id>      Node    leased: the node is here, and this is its latest arrival at the barrier
+    seats/<id>      Seat    a member's place in the round; counts only if the head names its attempt
+    coordinator     Post    leased: who folds the roster into seats and head
+    forming                 the id of the attempt under way; nobody watches it
+    rounds/<n>              exists while round n is current; its revision is the round's fencing token
+    rounds/<n>/...          the round's own key-value store
+
+Every record is small, whatever the number of nodes.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from rendezvous_async.settings import Settings, decode_segment, encode_segment
+
+__all__ = ["Closed", "Head", "Last", "Member", "Node", "Phase", "Post", "Seat", "Stamp"]
+
+STATE = "state"
+COORDINATOR = "coordinator"
+FORMING = "forming"
+NODES = "nodes/"
+SEATS = "seats/"
+
+Count = Annotated[int, Meta(ge=0)]
+Text = Annotated[str, Meta(max_length=1024)]
+Labels = Annotated[dict[Text, Text], Meta(max_length=64)]
+Stamp = tuple[str, int]
+"""A backend's token, as plain values: (epoch, revision)."""
+
+
+class Phase(StrEnum):
+    """Whether the head's round is held by its members, or the next one is being gathered."""
+
+    GATHERING = "gathering"
+    FORMED = "formed"
+
+
+class Closed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Why the run is over, and who said so."""
+
+    reason: str
+    by: str
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The state of the run, in a few words.
+
+    Attributes:
+        settings: What the run was started with.
+        round: The last round that formed; 0 if none has.
+        phase: Whether that round is still held.
+        attempt: The attempt that formed it; a seat with another attempt id does not count.
+        size: How many members it has.
+        waiting: While formed: returned members, and newcomers for whom there is room.
+        lost: While formed: members that died or left and are not back.
+        token: The round's fencing token. None in the very commit that forms the round: that commit's revision is it.
+        closed: Set once, for good.
+    """
+
+    settings: Settings
+    round: Count = 0
+    phase: Phase = Phase.GATHERING
+    attempt: Text = ""
+    size: Count = 0
+    waiting: Count = 0
+    lost: Count = 0
+    token: Stamp | None = None
+    closed: Closed | None = None
+
+    def stamped(self, stamp: Stamp) -> Head:
+        """Return this head, read from an entry with the token ``stamp``, with the round's token filled in."""
+        return self if self.round == 0 or self.token is not None else msgspec.structs.replace(self, token=stamp)
+
+
+class Last(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The round that a node last held, and its rank there."""
+
+    round: Count
+    rank: Count
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A node's own record: one arrival at the barrier.
+
+    Attributes:
+        arrival: A fresh id for each call of ``join()``.
+        fingerprint: Of the node's settings; a node with others is no candidate.
+        last: What it held before, if anything.
+        address: How other members reach it; free text.
+        labels: What it says about itself, for example its rack.
+    """
+
+    arrival: Text
+    fingerprint: Text
+    last: Last | None = None
+    address: Text = ""
+    labels: Labels = {}
+
+
+class Seat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A member's place: given to one arrival, by one attempt."""
+
+    round: Count
+    attempt: Text
+    arrival: Text
+    rank: Count
+    address: Text = ""
+    labels: Labels = {}
+
+
+class Post(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The coordinator's record: which node holds the post."""
+
+    node: Text
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A member of a world, as users see it."""
+
+    rank: int
+    node: str
+    address: str
+    labels: dict[str, str]
+
+
+def node_key(node: str) -> str:
+    """Return where the record of ``node`` lives."""
+    return NODES + encode_segment(node)
+
+
+def seat_key(node: str) -> str:
+    """Return where the seat of ``node`` lives."""
+    return SEATS + encode_segment(node)
+
+
+def node_of(key: str) -> str:
+    """Return the node whose record or seat lives at ``key``."""
+    return decode_segment(key.rpartition("/")[2])
+
+
+def round_key(round: int) -> str:
+    """Return where the marker of a round lives; with a slash behind it, the round's own store."""
+    return f"rounds/{round}"

@@ -1,0 +1,133 @@
+"""The roster, counted against the seats of the current round.
+
+A ``Tally`` is what the coordinator knows: the head, the seats that count, and every live record, each put in one of
+four groups as it comes. It is kept up to date one record at a time, so that a thousand arrivals cost a thousand small
+steps and not a thousand looks at everybody.
+
+::
+
+    holding      members whose record names the arrival that their seat was given to: they are in the round
+    returned     members whose record names a newer arrival: they are back at the barrier
+    newcomers    everybody else with the run's settings
+    foreign      nodes with other settings: no candidates
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rendezvous_async.core.ranks import Candidate
+from rendezvous_async.core.state import Head, Node, Seat
+
+__all__ = ["Tally"]
+
+
+class Tally:
+    """The head, the seats that count, and the live records in their groups.
+
+    Args:
+        head: The state, stamped with its round's token.
+        seats: Seats by node; those of another attempt than the head's are passed over.
+    """
+
+    def __init__(self, head: Head, seats: Mapping[str, Seat]) -> None:
+        self.head = head
+        self.seats = {node: seat for node, seat in seats.items() if head.round and seat.attempt == head.attempt}
+        self.records: dict[str, tuple[Node, int]] = {}
+        self.holding: set[str] = set()
+        self.returned: set[str] = set()
+        self.newcomers: set[str] = set()
+        self.foreign: set[str] = set()
+        self._last_rounds: dict[int, int] = {}
+
+    def __repr__(self) -> str:
+        return (
+            f"<Tally round={self.head.round} {self.head.phase} holding={len(self.holding)} "
+            f"returned={len(self.returned)} newcomers={len(self.newcomers)} foreign={len(self.foreign)}>"
+        )
+
+    def put(self, node: str, record: Node, order: int) -> None:
+        """Take a record that was written, with the revision of that put."""
+        self.remove(node)
+        self.records[node] = (record, order)
+        self._group(node, record).add(node)
+        if record.last is not None:
+            self._last_rounds[record.last.round] = self._last_rounds.get(record.last.round, 0) + 1
+
+    def remove(self, node: str) -> None:
+        """Take it that a record is gone; one that was never there is no error."""
+        record, _ = self.records.pop(node, (None, 0))
+        if record is None:
+            return
+        self._group(node, record).discard(node)
+        if record.last is not None:
+            self._last_rounds[record.last.round] -= 1
+            if not self._last_rounds[record.last.round]:
+                del self._last_rounds[record.last.round]
+
+    def follow(self, head: Head) -> None:
+        """Take a head of the same round that was rewritten: counts, phase, closed."""
+        assert head.attempt == self.head.attempt
+        assert head.settings == self.head.settings
+        self.head = head
+
+    def succeeded_by(self, head: Head, seats: Mapping[str, Seat]) -> Tally:
+        """Return the tally of the same roster under the head and the seats of another round."""
+        return tally_of(head, seats, ((node, record, order) for node, (record, order) in self.records.items()))
+
+    @property
+    def live_members(self) -> int:
+        """How many members of the round have a record."""
+        return len(self.holding) + len(self.returned)
+
+    @property
+    def lost(self) -> int:
+        """How many members of the round have none."""
+        return len(self.seats) - self.live_members
+
+    @property
+    def waiting(self) -> int:
+        """How many stand at the barrier and have a place: spares do not count."""
+        return len(self.returned) + min(len(self.newcomers), self.head.settings.max_nodes - self.live_members)
+
+    @property
+    def at_barrier(self) -> int:
+        """How many stand at the barrier, spares included."""
+        return len(self.returned) + len(self.newcomers)
+
+    @property
+    def last_round(self) -> int:
+        """The highest round that the head or anybody at all remembers."""
+        return max(self.head.round, *self._last_rounds, 0)
+
+    @property
+    def has_survivor(self) -> bool:
+        """Whether anybody here held the last round."""
+        return self.last_round in self._last_rounds
+
+    def candidates(self) -> list[Candidate]:
+        """Return everybody at the barrier, first come first."""
+        last_round = self.last_round
+        found = []
+        for node in (*self.returned, *self.newcomers):
+            record, order = self.records[node]
+            rank = record.last.rank if record.last is not None and record.last.round == last_round else None
+            found.append(Candidate(node, order, rank, record.address, record.labels))
+        return sorted(found, key=lambda candidate: (candidate.order, candidate.node))
+
+    def _group(self, node: str, record: Node) -> set[str]:
+        settings = self.head.settings
+        if record.fingerprint != settings.fingerprint or (settings.label and settings.label not in record.labels):
+            return self.foreign
+        seat = self.seats.get(node)
+        if seat is None:
+            return self.newcomers
+        return self.holding if seat.arrival == record.arrival else self.returned
+
+
+def tally_of(head: Head, seats: Mapping[str, Seat], records: Iterable[tuple[str, Node, int]]) -> Tally:
+    """Return the tally of a whole roster."""
+    tally = Tally(head, seats)
+    for node, record, order in records:
+        tally.put(node, record, order)
+    return tally

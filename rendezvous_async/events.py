@@ -1,0 +1,88 @@
+"""What happens to a node, as a stream of small values: for logs, dashboards and tests."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+from enum import StrEnum
+
+import anyio
+import msgspec
+
+__all__ = ["Event", "EventKind", "Events"]
+
+MAX_QUEUED = 1024
+
+
+class EventKind(StrEnum):
+    """What happened."""
+
+    ARRIVED = "arrived"
+    JOINED = "joined"
+    NODES_WAITING = "nodes_waiting"
+    MEMBER_LOST = "member_lost"
+    EVICTED = "evicted"
+    CLOSED = "closed"
+    LEFT = "left"
+    COORDINATING = "coordinating"
+    RESIGNED = "resigned"
+    SESSION_LOST = "session_lost"
+    STALLED = "stalled"
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened to this node.
+
+    Attributes:
+        kind: What.
+        at: When, by this process's monotonic clock (``anyio.current_time()``).
+        round: In which round, or 0.
+        detail: In words.
+    """
+
+    kind: EventKind
+    at: float
+    round: int = 0
+    detail: str = ""
+
+
+class Events:
+    """Hands every event to every reader; a reader that is slow loses the oldest, never the newest."""
+
+    def __init__(self) -> None:
+        self._readers: list[_Reader] = []
+        self._ended = False
+
+    def emit(self, kind: EventKind, round: int = 0, detail: str = "") -> None:
+        """Tell all readers."""
+        event = Event(kind, anyio.current_time(), round, detail)
+        for reader in self._readers:
+            reader.queue.append(event)
+            reader.woken.set()
+
+    def end(self) -> None:
+        """Let every reader end once it has read what there is."""
+        self._ended = True
+        for reader in self._readers:
+            reader.woken.set()
+
+    async def read(self) -> AsyncIterator[Event]:
+        """Yield events from now on, until the rendezvous ends."""
+        reader = _Reader()
+        self._readers.append(reader)
+        try:
+            while True:
+                while reader.queue:
+                    yield reader.queue.popleft()
+                if self._ended:
+                    return
+                reader.woken = anyio.Event()
+                await reader.woken.wait()
+        finally:
+            self._readers.remove(reader)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.queue: deque[Event] = deque(maxlen=MAX_QUEUED)
+        self.woken = anyio.Event()

@@ -1,0 +1,443 @@
+"""The rendezvous as a user holds it: connect, join, leave, close.
+
+A ``Rendezvous`` has one owner task. It alone enters and leaves the task group that every other task of ours lives in,
+so a user may enter the rendezvous in one task and leave it in another, never sees an exception group of ours, and can
+be cancelled at any await: what must be cleaned up is cleaned up by the owner, which nobody cancels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+import anyio
+
+from rendezvous_async.backends import start_backend
+from rendezvous_async.backends.base import Backend
+from rendezvous_async.control import close_run, evict_node, read_status
+from rendezvous_async.core.codec import encode
+from rendezvous_async.core.diagnosis import Status
+from rendezvous_async.core.rules import Change, Joined, Mismatch, Pending, Shut, admit
+from rendezvous_async.core.state import Last, Node
+from rendezvous_async.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousSessionError,
+    RendezvousSettingsError,
+    RendezvousTimeoutError,
+)
+from rendezvous_async.events import Event, EventKind, Events
+from rendezvous_async.membership import Membership
+from rendezvous_async.settings import Endpoint, Settings, Timeouts, check_id, check_seconds, parse_endpoint, parse_nodes
+from rendezvous_async.view import answer_within
+from rendezvous_async.world import World
+
+__all__ = ["Rendezvous", "connect"]
+
+_log = logging.getLogger(__name__)
+
+FIRST_RETRY = 0.05
+LAST_RETRY = 1.0
+
+
+def connect(
+    endpoint: str | Endpoint | None = None,
+    *,
+    run_id: str,
+    nodes: int | str | tuple[int, int],
+    timeouts: Timeouts | None = None,
+    keep_alive_interval: float = 1.0,
+    keep_alive_max_attempt: int = 5,
+    ranks: str = "sticky",
+    address: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    secret: str | bytes | None = None,
+    tls: Any = None,
+    backend: Backend | None = None,
+    node: str | None = None,
+    rng: random.Random | None = None,
+    **options: Any,
+) -> Rendezvous:
+    """Return a rendezvous to be entered with ``async with``; nothing is sent before the first call.
+
+    Args:
+        endpoint: Where the run's state lives, for example ``tcp://head:29400``.
+        run_id: Which run; nodes with the same run id meet.
+        nodes: How many: a count, ``"min:max"`` or ``(min, max)``.
+        timeouts: How long to wait for what.
+        keep_alive_interval: Seconds between keep-alives.
+        keep_alive_max_attempt: So many keep-alives in a row must fail before the others count this node as lost.
+        ranks: ``sticky``, ``sorted`` or ``label:<name>``.
+        address: How other members reach this node; by default the host's name.
+        labels: What this node says about itself.
+        secret: Shared secret of the backend, if it has one.
+        tls: TLS settings of the backend, if it uses TLS.
+        backend: An open backend to use instead of an endpoint; it stays open.
+        node: This node's id; by default ``host_pid_8hex``.
+        rng: Where random ids and delays come from; for tests that must repeat.
+        **options: The endpoint's options, the same as in its query string.
+
+    Raises:
+        ValueError: An argument is wrong; its value is in the text.
+    """
+    timeouts = Timeouts() if timeouts is None else timeouts
+    low, high = parse_nodes(nodes)
+    settings = Settings(low, high, ranks, timeouts.last_call, timeouts.regroup_seconds)
+    check_seconds("keep_alive_interval", keep_alive_interval)
+    if isinstance(keep_alive_max_attempt, bool) or not 2 <= keep_alive_max_attempt <= 1000:
+        raise ValueError(f"keep_alive_max_attempt must be a count from 2 to 1000, not {keep_alive_max_attempt!r}")
+    labels = dict(labels or {})
+    if settings.label is not None and settings.label not in labels:
+        raise ValueError(f"ranks={ranks!r} needs the label {settings.label!r} on every node, not {labels!r}")
+    if (endpoint is None) == (backend is None):
+        raise ValueError(f"connect needs an endpoint or a backend, and not both; the endpoint is {endpoint!r}")
+    if isinstance(endpoint, str):
+        endpoint = parse_endpoint(endpoint)
+    check_id("run_id", run_id)
+    if backend is not None and backend.run_id != run_id:
+        raise ValueError(f"run_id is {run_id!r}, but the backend is open for run {backend.run_id!r}")
+    rng = random.Random() if rng is None else rng
+    if node is None:
+        node = f"{socket.gethostname()}_{os.getpid()}_{rng.getrandbits(32):08x}"
+    check_id("node", node)
+    identity = Node(
+        arrival="",
+        fingerprint=settings.fingerprint,
+        address=socket.gethostname() if address is None else address,
+        labels=labels,
+    )
+    encode(identity)  # Too many or too long labels are an error here, not at the first join.
+    given = {"secret": secret, "tls": tls}
+    options |= {name: value for name, value in given.items() if value is not None}
+    return Rendezvous(
+        endpoint=endpoint,
+        options=options,
+        backend=backend,
+        run_id=run_id,
+        node=node,
+        settings=settings,
+        timeouts=timeouts,
+        interval=float(keep_alive_interval),
+        ttl=keep_alive_interval * keep_alive_max_attempt,
+        identity=identity,
+        rng=rng,
+    )
+
+
+class Rendezvous:
+    """A node's place in a run; made by ``connect``, used as an async context manager.
+
+    Attributes:
+        run_id: Which run.
+        node: This node's id.
+        settings: What this node wants the run to be.
+        world: The world of the last ``join()``; None before the first.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoint: Endpoint | None,
+        options: dict[str, Any],
+        backend: Backend | None,
+        run_id: str,
+        node: str,
+        settings: Settings,
+        timeouts: Timeouts,
+        interval: float,
+        ttl: float,
+        identity: Node,
+        rng: random.Random,
+    ) -> None:
+        self.run_id = run_id
+        self.node = node
+        self.settings = settings
+        self.world: World | None = None
+        self._endpoint = endpoint
+        self._options = options
+        self._backend = backend
+        self._owns_backend = backend is None
+        self._timeouts = timeouts
+        self._interval = interval
+        self._ttl = ttl
+        self._identity = identity
+        self._rng = rng
+        self._events = Events()
+        self._membership: Membership | None = None
+        self._unended: list[Membership] = []
+        self._pending: list[anyio.Event] = []
+        self._joining = False
+        self._reported: Change | None = None
+        self._owner: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        state = "not entered" if self._owner is None else "left" if self._owner.done() else repr(self.world)
+        return f"<Rendezvous run={self.run_id!r} node={self.node!r} {state}>"
+
+    async def __aenter__(self) -> Rendezvous:
+        if self._owner is not None:
+            raise RuntimeError(f"{self!r} can be entered only once; call connect() again")
+        self._started = anyio.Event()
+        self._stop = anyio.Event()
+        self._opening = anyio.Lock()
+        self._owner = asyncio.create_task(self._own(), name=f"rendezvous {self.run_id} {self.node}")  # noqa: TID251
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._owner is not None
+        self._stop.set()
+        cancelled: asyncio.CancelledError | None = None
+        with anyio.CancelScope(shield=True):
+            while not self._owner.done():
+                try:
+                    await asyncio.wait({self._owner})
+                except asyncio.CancelledError as again:  # The owner's clean-up is bounded: see it through, then obey.
+                    cancelled = again
+        if cancelled is not None:
+            raise cancelled
+
+    async def _own(self) -> None:
+        """The owner: hold the task group until told to stop, then leave nothing behind."""
+        try:
+            async with anyio.create_task_group() as self._group:
+                self._started.set()
+                await self._stop.wait()
+                await self._end_membership()
+                self._group.cancel_scope.cancel()
+        finally:
+            for done in self._pending:
+                done.set()
+            self._events.end()
+            if self._owns_backend and self._backend is not None:
+                with anyio.move_on_after(self._timeouts.close, shield=True):
+                    await self._backend.aclose()
+
+    # What a user calls
+
+    async def join(self) -> World:
+        """Arrive at the barrier and wait until a round has formed with this node in it.
+
+        A member that calls it again returns to the barrier: its round ends for it, and it is in the next one. If the
+        session is lost meanwhile, it arrives again, within the same time.
+
+        Raises:
+            RendezvousClosedError: The run is closed.
+            RendezvousGracefulExitError: It was closed while this node was a spare.
+            RendezvousTimeoutError: No round formed within ``timeouts.join``; the text says who is missing.
+            RendezvousSettingsError: The run was started with other settings.
+            RendezvousConnectionError: The backend will not have this node: wrong secret, wrong certificate.
+        """
+        await self._check_entered()
+        if self._joining:
+            raise RuntimeError(f"{self!r}: join() is already under way")
+        self._joining = True
+        joined = False
+        troubles: list[str] = []
+        try:
+            with anyio.CancelScope(deadline=anyio.current_time() + self._timeouts.join) as scope:
+                self.world = await self._join(scope, troubles)
+                joined = True
+                return self.world
+            raise await self._timed_out(troubles)
+        finally:
+            self._joining = False
+            if not joined:
+                await self._through_owner(self._end_membership)
+
+    async def leave(self) -> None:
+        """Leave the run: at once for the others, who count this node as lost. ``join()`` may follow."""
+        await self._check_entered()
+        if self._joining:
+            raise RuntimeError(f"{self!r}: join() is under way; cancel it instead of leaving")
+        await self._through_owner(self._end_membership)
+
+    async def close(self, reason: str = "") -> None:
+        """Close the run, for everyone and for good; it is no error if it is closed already.
+
+        Raises:
+            RendezvousConnectionError: The backend did not answer within ``timeouts.close``.
+        """
+        await self._check_entered()
+        with answer_within(self._timeouts.close, f"close run {self.run_id!r}"):
+            await close_run(await self._open_backend(), reason, self.node, self.settings)
+
+    async def evict(self, node: str) -> bool:
+        """Throw another node out; it learns that it is out, and may join again. False if it is not here."""
+        await self._check_entered()
+        with answer_within(self._timeouts.close, f"evict node {node!r}"):
+            return await evict_node(await self._open_backend(), node)
+
+    async def status(self) -> Status:
+        """Read how the run stands; ``str()`` of it explains itself."""
+        await self._check_entered()
+        with answer_within(self._timeouts.close, f"read the status of run {self.run_id!r}"):
+            return await read_status(await self._open_backend())
+
+    def events(self) -> AsyncIterator[Event]:
+        """Return what happens to this node from now on, until the rendezvous is left."""
+        return self._events.read()
+
+    # Joining
+
+    async def _join(self, scope: anyio.CancelScope, troubles: list[str]) -> World:
+        record: Node | None = None
+        arrived_with: Membership | None = None
+        delay = FIRST_RETRY
+        while True:
+            try:
+                membership = await self._live_membership()
+                if record is None or membership is not arrived_with:
+                    record, arrived_with = self._fresh_record(), membership
+                await membership.arrive(record)
+                return await self._await_seat(scope, membership, record)
+            except RendezvousSessionError as error:
+                troubles.append(str(error))
+            except RendezvousConnectionError as error:
+                if error.final:
+                    raise
+                troubles.append(str(error))
+            del troubles[:-5]
+            await anyio.sleep(delay * (0.5 + self._rng.random()))
+            delay = min(2 * delay, LAST_RETRY)
+
+    async def _await_seat(self, scope: anyio.CancelScope, membership: Membership, record: Node) -> World:
+        """Wait until the head names an attempt that gave this arrival a seat; a spare's join clock stands still."""
+        view = membership.view
+        while True:
+            membership.check()
+            match admit(view.head, view.seat, record.arrival, self.settings, record.last):
+                case Joined() as joined:
+                    assert view.seat is not None
+                    self._reported = None
+                    self._events.emit(EventKind.JOINED, joined.round, f"rank {joined.rank} of {joined.size}")
+                    assert self._backend is not None
+                    return World(self._backend, membership, self.node, joined, view.seat.attempt)
+                case Shut(closed, spare):
+                    if spare:
+                        raise RendezvousGracefulExitError(
+                            f"run {self.run_id!r} was closed by {closed.by} ({closed.reason}), spares are not needed"
+                        )
+                    raise RendezvousClosedError(closed.reason, closed.by, run_id=self.run_id)
+                case Mismatch(settings):
+                    raise RendezvousSettingsError(
+                        f"run {self.run_id!r} now has the settings {settings.fingerprint!r}, and node {self.node} has "
+                        f"{self.settings.fingerprint!r}"
+                    )
+                case Pending(spare):
+                    if spare:
+                        scope.deadline = float("inf")
+                    elif scope.deadline == float("inf"):
+                        scope.deadline = anyio.current_time() + self._timeouts.join
+            with anyio.CancelScope(deadline=membership.session.deadline):
+                await view.changed.wait()
+
+    def _fresh_record(self) -> Node:
+        last = None if self.world is None else Last(self.world.round, self.world.rank)
+        identity = self._identity
+        return Node(
+            arrival=f"{self._rng.getrandbits(64):016x}",
+            fingerprint=identity.fingerprint,
+            last=last,
+            address=identity.address,
+            labels=identity.labels,
+        )
+
+    async def _timed_out(self, troubles: list[str]) -> RendezvousTimeoutError:
+        """Return the error of a join that took too long, with what can be found out about why."""
+        message = f"run {self.run_id!r}: no round with node {self.node} formed within {self._timeouts.join:g} s"
+        status: Status | None = None
+        if self._backend is not None:
+            try:
+                with answer_within(self._timeouts.heartbeat, "read the status"):
+                    status = await read_status(self._backend)
+            except RendezvousError as error:
+                troubles.append(str(error))
+        return RendezvousTimeoutError("\n  ".join([message, *troubles]), status)
+
+    # The backend and the membership
+
+    async def _open_backend(self) -> Backend:
+        async with self._opening:
+            if self._backend is None:
+                assert self._endpoint is not None
+                self._backend = await start_backend(self._endpoint, self.run_id, **self._options)
+            return self._backend
+
+    async def _live_membership(self) -> Membership:
+        """Return the membership; a new one, with a new session, if there is none or it is over."""
+        if self._membership is not None and not self._membership.is_out:
+            return self._membership
+        backend = await self._open_backend()
+        await self._end_membership()
+        if self._unended:
+            raise RendezvousConnectionError(f"node {self.node} could not end its last session, so it opens no new one")
+        with answer_within(self._timeouts.heartbeat, "open a session"):
+            session = await backend.open_session(self._ttl)
+        if self._stop.is_set():
+            raise RendezvousError(f"{self!r} is being left")
+        membership = Membership(
+            backend,
+            session,
+            self.node,
+            self.settings,
+            self._timeouts,
+            self._interval,
+            self._rng,
+            self._events,
+        )
+        self._membership = membership
+        self._group.start_soon(self._attend, membership, name=f"membership of {self.node}")
+        return membership
+
+    async def _attend(self, membership: Membership) -> None:
+        """Run a membership, and report what happens to it."""
+        with membership.view.changed.calling(self._report):
+            await membership.run()
+        if self._membership is membership:
+            self._events.emit(EventKind.SESSION_LOST, detail=str(membership.error))
+
+    def _report(self) -> None:
+        change = None if self.world is None else self.world.change
+        if self.world is not None and change is not None and change is not self._reported:
+            self._events.emit(EventKind(change.value), self.world.round)
+            self._reported = change
+
+    async def _end_membership(self) -> None:
+        """End the membership, if there is one, and any that could not be ended before."""
+        if self._membership is not None:
+            self._unended.append(self._membership)
+            self._membership = None
+        for membership in tuple(self._unended):
+            if await membership.end():
+                self._unended.remove(membership)
+
+    async def _through_owner(self, action: Callable[[], Awaitable[None]]) -> None:
+        """Let the owner do something, and wait; even if this task is cancelled by force, the owner sees it through."""
+        done = anyio.Event()
+        if self._stop.is_set():
+            return  # The owner is cleaning up already.
+
+        async def act() -> None:
+            await action()
+            done.set()
+
+        self._pending.append(done)
+        self._group.start_soon(act)
+        with anyio.CancelScope(shield=True):
+            await done.wait()
+        self._pending.remove(done)
+
+    async def _check_entered(self) -> None:
+        if self._owner is None or self._stop.is_set():
+            raise RuntimeError(f"{self!r}: use it inside its 'async with' block")
+        await self._started.wait()

@@ -1,0 +1,242 @@
+"""One session of one node: it keeps the session alive, follows the run, and coordinates if it must.
+
+A membership begins when its session is opened, and ends when the session is lost, when this node is out by its own
+clock, or when it leaves. Everything that it wrote (its record, the coordinator's post) is bound to the session. So
+there is one way out, for a leave, a timeout, a cancelled join and a write whose outcome is unknown alike: end the
+session. Its keys go in one step, a late write is refused, and what a newer session of the same node wrote stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Awaitable, Callable
+
+import anyio
+import msgspec
+
+from rendezvous_async.backends.base import Backend, Condition, Entry, Put, Session, Token, Write
+from rendezvous_async.coordinator import Coordinator
+from rendezvous_async.core.codec import encode
+from rendezvous_async.core.state import COORDINATOR, NODES, STATE, Head, Node, Phase, node_key
+from rendezvous_async.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousSessionError,
+    RendezvousSettingsError,
+)
+from rendezvous_async.events import EventKind, Events
+from rendezvous_async.settings import Settings, Timeouts
+from rendezvous_async.view import View, answer_within
+
+__all__ = ["Membership"]
+
+_log = logging.getLogger(__name__)
+
+
+class Membership:
+    """A node's session with a run, and the tasks that go with it.
+
+    Attributes:
+        view: What this node sees of the run.
+        session: The lease that everything hangs on.
+        error: Why it is over; None while it goes on.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        session: Session,
+        node: str,
+        settings: Settings,
+        timeouts: Timeouts,
+        interval: float,
+        rng: random.Random,
+        events: Events,
+    ) -> None:
+        self.session = session
+        self.view = View(node)
+        self.error: RendezvousError | None = None
+        self._backend = backend
+        self._node = node
+        self._settings = settings
+        self._timeouts = timeouts
+        self._interval = interval
+        self._events = events
+        self._record: Token | None = None
+        self._arrived = anyio.Event()
+        self._scope = anyio.CancelScope()
+        self._coordinator = Coordinator(
+            backend, session, node, settings, self.view, rng, timeouts.heartbeat, self._on_duty
+        )
+
+    def __repr__(self) -> str:
+        return f"<Membership node={self._node!r} session={self.session.id}{'' if self.error is None else ' over'}>"
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it is over, by what is known or by this node's own clock; also the first thing after a stall."""
+        return self.error is not None or anyio.current_time() >= self.session.deadline
+
+    def check(self) -> None:
+        """Raise if this node is out.
+
+        Raises:
+            RendezvousSessionError: The session is lost, or its time is over by this node's own clock.
+            RendezvousError: Whatever else has ended it.
+        """
+        if self.error is not None:
+            raise self.error
+        if self.is_out:
+            raise RendezvousSessionError(self._out_by_clock())
+
+    async def run(self) -> None:
+        """Run the tasks until the membership is over; never raises."""
+        with self._scope:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._guard, self._follow)
+                group.start_soon(self._guard, self._coordinate)
+                await self._guard(self._keep_alive)
+        self.fail(RendezvousSessionError(f"node {self._node} has left"))
+
+    def fail(self, error: RendezvousError) -> None:
+        """End it for this reason, unless it is over already: stop all tasks, and tell everybody who waits."""
+        if self.error is None:
+            self.error = error
+            self._scope.cancel()
+            self.view.changed.fire()
+
+    async def arrive(self, record: Node) -> None:
+        """Put this node's record; in the same commit create the run's state and take the post, if they are not there.
+
+        Raises:
+            RendezvousClosedError: The run is closed.
+            RendezvousSettingsError: It has other settings, and other nodes are here.
+            RendezvousSessionError: The session is over.
+            RendezvousConnectionError: No answer; call again with the same record.
+        """
+        key = node_key(self._node)
+        while True:
+            self.check()
+            seen = (self._record, self.view.token(STATE), self.view.token(COORDINATOR))
+            if self.view.loaded:
+                writes: list[Write] = [Put(key, encode(record), self.session.id)]
+                when = [Condition(key, self._record)]
+                head = await self._head_for(writes, when)
+                if self.view.entry(COORDINATOR) is None:
+                    writes.append(self._coordinator.claim())
+                    when.append(Condition(COORDINATOR, None))
+                with answer_within(self._timeouts.heartbeat, f"node {self._node} arrives"):
+                    commit = await self._backend.commit(*writes, when=when)
+                if commit.won:
+                    self._record = commit.token
+                    self._take_own(writes, commit.token)
+                    self._arrived.set()
+                    self._events.emit(EventKind.ARRIVED, head.round, record.arrival)
+                    return
+                mine = commit.entry(key)
+                self._record = None if mine is None else mine.token
+                self.view.apply(entry for entry in commit.entries if entry.key in self.view.names)
+                if mine is not None and mine.value == encode(record) and mine.session == self.session.id:
+                    self._arrived.set()
+                    return  # An earlier try got through, though its answer did not.
+            if seen == (self._record, self.view.token(STATE), self.view.token(COORDINATOR)):
+                await self.view.changed.wait()
+
+    async def end(self) -> bool:
+        """End the session, so that nothing of this node is left behind; False if the backend could not be told."""
+        self.fail(RendezvousSessionError(f"node {self._node} has left"))
+        try:
+            with answer_within(self._timeouts.close, f"node {self._node} leaves"):
+                await self.session.aclose()
+        except RendezvousError as error:
+            _log.warning("node %s could not say that it leaves: %s", self._node, error)
+            return False
+        return True
+
+    async def _head_for(self, writes: list[Write], when: list[Condition]) -> Head:
+        """Return the head to arrive under; if it must be written first, add that to the commit."""
+        head = self.view.head
+        if head is not None and head.closed is not None:
+            raise RendezvousClosedError(head.closed.reason, head.closed.by, run_id=self._backend.run_id)
+        if head is None:
+            head = Head(settings=self._settings)
+        elif head.settings != self._settings:
+            await self._check_alone(head)
+            head = msgspec.structs.replace(head, settings=self._settings, phase=Phase.GATHERING, waiting=0, lost=0)
+        else:
+            return head
+        writes.append(Put(STATE, encode(head)))
+        when.append(Condition(STATE, self.view.token(STATE)))
+        return head
+
+    async def _check_alone(self, head: Head) -> None:
+        with answer_within(self._timeouts.heartbeat, "read the roster"):
+            roster = await self._backend.list(NODES)
+        others = [entry.key for entry in roster.entries if entry.session != self.session.id]
+        if others:
+            raise RendezvousSettingsError(
+                f"run {self._backend.run_id!r} was started with {head.settings.fingerprint!r}, node {self._node} has "
+                f"{self._settings.fingerprint!r}, and {len(others)} other nodes are here: use the same nodes, ranks "
+                "and timeouts on all nodes, or another run id"
+            )
+
+    def _take_own(self, writes: list[Write], token: Token) -> None:
+        """Take what this node has just written into its view, ahead of the push."""
+        puts = [write for write in writes if isinstance(write, Put) and write.key in self.view.names]
+        self.view.apply(Entry(put.key, put.value, token, put.session) for put in puts)
+
+    # The tasks
+
+    async def _guard(self, task: Callable[[], Awaitable[None]]) -> None:
+        """Run one of the tasks; its error ends the membership, and no error of ours reaches the task group."""
+        try:
+            await task()
+        except RendezvousError as error:
+            self.fail(error)
+        except Exception as error:
+            _log.exception("node %s: a background task failed; please report this", self._node)
+            failure = RendezvousSessionError(f"node {self._node}: a background task failed: {error!r}")
+            failure.__cause__ = error
+            self.fail(failure)
+
+    async def _keep_alive(self) -> None:
+        """Send keep-alives; ends when the session is lost or this node's own clock says so."""
+        session, interval = self.session, self._interval
+        while True:
+            due = anyio.current_time() + interval
+            with anyio.CancelScope(deadline=min(due, session.deadline)):
+                await session.lost.wait()
+                raise RendezvousSessionError(f"node {self._node}: the backend has ended session {session.id}")
+            now = anyio.current_time()
+            if now - due > interval:
+                _log.warning("node %s: the event loop stalled for %.1f s: something blocks it", self._node, now - due)
+                self._events.emit(EventKind.STALLED, detail=f"{now - due:.3f} s")
+            if now >= session.deadline:
+                raise RendezvousSessionError(self._out_by_clock())
+            try:
+                with answer_within(min(self._timeouts.heartbeat, interval), "keep-alive"):
+                    await session.keep_alive()
+            except RendezvousConnectionError as error:
+                left = session.deadline - anyio.current_time()
+                _log.warning("node %s: %s; out in %.1f s unless it comes back", self._node, error, left)
+
+    async def _follow(self) -> None:
+        """Take what is pushed into the view."""
+        async with self._backend.watch(*self.view.names) as watch:
+            async for listing in watch:
+                self.view.apply(listing.entries)
+
+    async def _coordinate(self) -> None:
+        await self._arrived.wait()
+        await self._coordinator.run()
+
+    def _on_duty(self, on: bool) -> None:
+        self._events.emit(EventKind.COORDINATING if on else EventKind.RESIGNED)
+
+    def _out_by_clock(self) -> str:
+        return (
+            f"node {self._node}: no keep-alive was answered for {self.session.ttl * 0.75:g} s, so by its own clock "
+            "this node is out"
+        )

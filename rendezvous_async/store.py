@@ -1,0 +1,224 @@
+"""The round's own key-value store: what members of a world tell each other.
+
+Every write is fenced: it happens only while the round is current, by the round's token, in the backend. A node of an
+old round gets ``RendezvousFencedError`` and has changed nothing. Waits end when the round does. A node that is out by
+its own clock is refused before anything is sent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import anyio
+
+from rendezvous_async.backends.base import Backend, Commit, Condition, Delete, Entry, Put, Token, Write
+from rendezvous_async.core.state import round_key
+from rendezvous_async.errors import RendezvousFencedError, RendezvousTimeoutError
+from rendezvous_async.settings import check_seconds, encode_segment
+from rendezvous_async.view import answer_within
+
+__all__ = ["Store"]
+
+DEFAULT_TIMEOUT = 300.0
+
+
+class Store:
+    """Keys and values that live as long as one round.
+
+    Args:
+        backend: The run's.
+        round: Whose store it is.
+        token: The round's fencing token.
+        rank: Of this member, for barriers.
+        size: Of the world, for barriers.
+        check: Raises if this node is out.
+        call_timeout: For one call to the backend; a node that waits longer is out anyway.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        round: int,
+        token: Token,
+        rank: int,
+        size: int,
+        check: Callable[[], None],
+        call_timeout: float,
+    ) -> None:
+        self._backend = backend
+        self._round = round
+        self._fence = Condition(round_key(round), token)
+        self._rank = rank
+        self._size = size
+        self._check = check
+        self._call_timeout = call_timeout
+        self._keys = f"{round_key(round)}/kv/"
+        self._barriers: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return f"<Store run={self._backend.run_id!r} round={self._round} rank={self._rank}>"
+
+    async def set(self, key: str, value: bytes | str) -> None:
+        """Write a value."""
+        await self._write(Put(self._key(key), _bytes(value)))
+
+    async def get(self, key: str, timeout: float = DEFAULT_TIMEOUT) -> bytes:
+        """Return the value at ``key``, waiting until it is there.
+
+        Raises:
+            RendezvousTimeoutError: It did not come in time.
+            RendezvousFencedError: The round is over.
+        """
+        return (await self.wait([key], timeout))[0]
+
+    async def wait(self, keys: Iterable[str], timeout: float = DEFAULT_TIMEOUT) -> list[bytes]:
+        """Wait until all ``keys`` are there, and return their values in order; raises as ``get`` does."""
+        check_seconds("timeout", timeout)
+        names = {key: self._key(key) for key in keys}
+        values: dict[str, bytes] = {}
+        with anyio.move_on_after(timeout) as scope:
+            for name in names.values():
+                entry = await self._read(name)
+                if entry is not None and entry.value is not None:
+                    values[name] = entry.value
+            if len(values) < len(names):
+                await self._watch(list(names.values()), values, len(names))
+        if scope.cancelled_caught:
+            absent = sorted(key for key, name in names.items() if name not in values)
+            raise RendezvousTimeoutError(f"{self!r}: nobody has set {absent} within {timeout:g} s")
+        return [values[name] for name in names.values()]
+
+    async def check(self, keys: Iterable[str]) -> bool:
+        """Tell whether all ``keys`` are there now."""
+        for key in keys:
+            if await self._read(self._key(key)) is None:
+                return False
+        return True
+
+    async def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
+        """Write ``desired`` if the value is ``expected``, or if there is none and ``expected`` is empty.
+
+        Returns:
+            The value that now stands; if there is none, ``expected``.
+        """
+        name, wanted, value = self._key(key), _bytes(expected), _bytes(desired)
+        entry = await self._read(name)
+        while True:
+            if entry is None and wanted:
+                return wanted
+            if entry is not None and entry.value != wanted:
+                return entry.value or b""
+            commit = await self._write(Put(name, value), when=_unchanged(name, entry))
+            if commit.won:
+                return value
+            entry = commit.entry(name)
+
+    async def add(self, key: str, amount: int) -> int:
+        """Add to a number, which starts at 0, and return the sum."""
+        name = self._key(key)
+        entry = await self._read(name)
+        while True:
+            try:
+                total = int(entry.value or b"0") + amount if entry is not None else amount
+            except ValueError:
+                raise ValueError(f"the value at {key!r} is not a number: {entry and entry.value!r}") from None
+            commit = await self._write(Put(name, str(total).encode()), when=_unchanged(name, entry))
+            if commit.won:
+                return total
+            entry = commit.entry(name)
+
+    async def delete(self, key: str) -> bool:
+        """Delete a key; False if there was none."""
+        name = self._key(key)
+        entry = await self._read(name)
+        while entry is not None:
+            commit = await self._write(Delete(name), when=_unchanged(name, entry))
+            if commit.won:
+                return True
+            entry = commit.entry(name)
+        return False
+
+    async def num_keys(self) -> int:
+        """Count the keys."""
+        self._check()
+        with answer_within(self._call_timeout, "count keys"):
+            return len((await self._backend.list(self._keys)).entries)
+
+    async def barrier(self, name: str = "barrier", timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Wait until every member has called this, as often as this one has with this name.
+
+        Each member writes one key and waits for one: rank 0 counts and says when all are there.
+
+        Raises:
+            RendezvousTimeoutError: Some did not come; the text names their ranks.
+            RendezvousFencedError: The round is over.
+        """
+        check_seconds("timeout", timeout)
+        self._barriers[name] += 1
+        place = f"{round_key(self._round)}/barriers/{encode_segment(name)}-{self._barriers[name]}"
+        here: dict[str, bytes] = {}
+        with anyio.move_on_after(timeout) as scope:
+            await self._write(Put(f"{place}/{self._rank}", b""))
+            if self._rank == 0:
+                await self._watch([f"{place}/"], here, self._size)
+                await self._write(Put(place, b""))
+            else:
+                await self._watch([place], here, 1)
+        if scope.cancelled_caught:
+            raise RendezvousTimeoutError(await self._explain(name, place, timeout))
+
+    async def _explain(self, name: str, place: str, timeout: float) -> str:
+        with answer_within(self._call_timeout, "see who is at the barrier"):
+            there = {entry.key.rpartition("/")[2] for entry in (await self._backend.list(f"{place}/")).entries}
+        absent = [rank for rank in range(self._size) if str(rank) not in there]
+        return f"{self!r}: barrier {name!r} waited {timeout:g} s; ranks that did not come: {absent}"
+
+    def _key(self, key: str) -> str:
+        return self._keys + encode_segment(key)
+
+    async def _read(self, name: str) -> Entry | None:
+        self._check()
+        with answer_within(self._call_timeout, "read"):
+            return await self._backend.get(name)
+
+    async def _write(self, write: Write, when: Condition | None = None) -> Commit:
+        """Write if the round is current and, with ``when``, if that holds too; only the latter may be lost."""
+        self._check()
+        conditions = [self._fence] if when is None else [self._fence, when]
+        with answer_within(self._call_timeout, "write"):
+            commit = await self._backend.commit(write, when=conditions)
+        if not commit.won:
+            self._check_fence(commit.entry(self._fence.key))
+        return commit
+
+    async def _watch(self, names: list[str], values: dict[str, bytes], count: int) -> None:
+        """Collect values under ``names`` until there are ``count``, for as long as the round is current."""
+        async with self._backend.watch(*names, self._fence.key) as watch:
+            fenced = True
+            async for listing in watch:
+                self._check()
+                for entry in listing.entries:
+                    if entry.key == self._fence.key:
+                        self._check_fence(entry)
+                        fenced = False
+                    elif entry.value is None:
+                        values.pop(entry.key, None)
+                    else:
+                        values[entry.key] = entry.value
+                if fenced:
+                    self._check_fence(None)
+                if len(values) >= count:
+                    return
+
+    def _check_fence(self, marker: Entry | None) -> None:
+        if marker is None or marker.value is None or marker.token != self._fence.token:
+            raise RendezvousFencedError(f"{self!r}: round {self._round} is over; join() again for the next one")
+
+
+def _unchanged(name: str, entry: Entry | None) -> Condition:
+    return Condition(name, None if entry is None else entry.token)
+
+
+def _bytes(value: bytes | str) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)

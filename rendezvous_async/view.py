@@ -1,0 +1,105 @@
+"""What a node sees of its run: the head, its own seat and the coordinator's post, as they are pushed.
+
+A ``View`` only goes forward: an entry that is older than what is already known is passed over. Whoever waits for
+something to change uses the view's ``Notice``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import anyio
+
+from rendezvous_async.backends.base import Entry, Token
+from rendezvous_async.core.codec import decode
+from rendezvous_async.core.state import COORDINATOR, STATE, Head, Post, Seat, seat_key
+from rendezvous_async.errors import RendezvousConnectionError
+
+__all__ = ["Notice", "View", "answer_within"]
+
+
+class Notice:
+    """Something may have changed: wakes all that wait for it, and calls all that asked to be called."""
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+        self._callbacks: dict[Callable[[], None], None] = {}
+
+    def fire(self) -> None:
+        """Wake everybody who waits now, and call the callbacks."""
+        event, self._event = self._event, anyio.Event()
+        event.set()
+        for callback in tuple(self._callbacks):
+            callback()
+
+    async def wait(self) -> None:
+        """Wait for the next ``fire()``; look at what you wait for first, with no await in between."""
+        await self._event.wait()
+
+    @contextmanager
+    def calling(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Let ``callback`` be called at each ``fire()``, for as long as the block lasts."""
+        self._callbacks[callback] = None
+        try:
+            yield
+        finally:
+            del self._callbacks[callback]
+
+
+class View:
+    """The newest known entries of a run's head, of one node's seat and of the coordinator's post, decoded."""
+
+    def __init__(self, node: str) -> None:
+        self.names = (STATE, COORDINATOR, seat_key(node))
+        self.changed = Notice()
+        self.loaded = False
+        self.head: Head | None = None
+        self.seat: Seat | None = None
+        self.coordinator: str | None = None
+        self._entries: dict[str, Entry] = {}
+
+    def entry(self, key: str) -> Entry | None:
+        """Return the newest entry at one of the view's keys; None if it is known that there is none."""
+        entry = self._entries.get(key)
+        return None if entry is None or entry.value is None else entry
+
+    def token(self, key: str) -> Token | None:
+        """Return the token of ``entry(key)``."""
+        entry = self.entry(key)
+        return None if entry is None else entry.token
+
+    def apply(self, entries: Iterable[Entry]) -> None:
+        """Take what is newer than what is known, and tell everybody.
+
+        Raises:
+            RendezvousStateError: An entry is not what it should be; it is not taken.
+        """
+        for entry in entries:
+            known = self._entries.get(entry.key)
+            newer = known is None or known.token.epoch != entry.token.epoch
+            if newer or (known is not None and known.token.revision < entry.token.revision):
+                self._take(entry)
+        self.loaded = True
+        self.changed.fire()
+
+    def _take(self, entry: Entry) -> None:
+        key, value = entry.key, entry.value
+        if key == STATE:
+            stamp = (entry.token.epoch, entry.token.revision)
+            self.head = None if value is None else decode(Head, value, key).stamped(stamp)
+        elif key == COORDINATOR:
+            self.coordinator = None if value is None else decode(Post, value, key).node
+        else:
+            self.seat = None if value is None else decode(Seat, value, key)
+        self._entries[key] = entry
+
+
+@contextmanager
+def answer_within(seconds: float, what: str) -> Iterator[None]:
+    """Bound a call to the backend; no answer in time is a connection error: it may or may not have happened."""
+    try:
+        with anyio.fail_after(seconds):
+            yield
+    except TimeoutError as error:
+        raise RendezvousConnectionError(f"{what}: the backend did not answer within {seconds:g} s") from error

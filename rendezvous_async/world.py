@@ -1,0 +1,139 @@
+"""A world: one round as a member sees it, and how it learns that the round is over."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import TracebackType
+
+import anyio
+
+from rendezvous_async.backends.base import Backend, Token
+from rendezvous_async.core.codec import decode
+from rendezvous_async.core.rules import Change, Joined, change_of
+from rendezvous_async.core.state import SEATS, Member, Seat, node_of
+from rendezvous_async.errors import RendezvousError, RendezvousFencedError
+from rendezvous_async.membership import Membership
+from rendezvous_async.store import Store
+from rendezvous_async.view import answer_within
+
+__all__ = ["UntilChanged", "World"]
+
+
+class World:
+    """A round that this node holds.
+
+    Attributes:
+        run_id: Whose round it is.
+        node: This node's id.
+        round: The round's number; it only grows.
+        rank: This node's place, 0 to ``size - 1``.
+        size: How many members there are.
+        token: The round's fencing token: hand it to whatever you write to, and let that refuse older ones.
+        store: The round's own key-value store.
+    """
+
+    def __init__(self, backend: Backend, membership: Membership, node: str, joined: Joined, attempt: str) -> None:
+        self.run_id = backend.run_id
+        self.node = node
+        self.round = joined.round
+        self.rank = joined.rank
+        self.size = joined.size
+        self.token = Token(*joined.token)
+        self.store = Store(
+            backend, joined.round, self.token, joined.rank, joined.size, self.check, membership.session.ttl
+        )
+        self._backend = backend
+        self._membership = membership
+        self._joined = joined
+        self._attempt = attempt
+        self._members: tuple[Member, ...] | None = None
+
+    def __repr__(self) -> str:
+        return f"<World run={self.run_id!r} round={self.round} rank={self.rank} size={self.size}>"
+
+    @property
+    def change(self) -> Change | None:
+        """What has happened to this world so far, the most final; None while nothing has."""
+        head = self._membership.view.head
+        if (head is None or head.closed is None) and self._membership.is_out:
+            return Change.EVICTED
+        return change_of(head, self._joined)
+
+    async def changed(self) -> Change:
+        """Wait until something has happened to this world, and say what; at once if it already has.
+
+        ``CLOSED`` (somebody ended the run) beats ``EVICTED`` (this node is out of the round) beats ``MEMBER_LOST``
+        beats ``NODES_WAITING`` (somebody is at the barrier). After the last three, ``join()`` again.
+        """
+        while (change := self.change) is None:
+            with anyio.CancelScope(deadline=self._membership.session.deadline):
+                await self._membership.view.changed.wait()
+        return change
+
+    def until_changed(self) -> UntilChanged:
+        """Return a block for ``async with`` whose body is cancelled when this world changes."""
+        return UntilChanged(self)
+
+    async def members(self) -> tuple[Member, ...]:
+        """Return all members in the order of their ranks.
+
+        Raises:
+            RendezvousFencedError: The round is over.
+        """
+        if self._members is None:
+            self.check()
+            with answer_within(self._membership.session.ttl, "list the members"):
+                listing = await self._backend.list(SEATS)
+            seats = [(node_of(entry.key), decode(Seat, entry.value, entry.key)) for entry in listing.entries]
+            members = [
+                Member(seat.rank, node, seat.address, seat.labels)
+                for node, seat in seats
+                if seat.attempt == self._attempt
+            ]
+            if len(members) != self.size:
+                raise RendezvousFencedError(f"{self!r}: round {self.round} is over; join() again for the next one")
+            self._members = tuple(sorted(members, key=lambda member: member.rank))
+        return self._members
+
+    def check(self) -> None:
+        """Raise if this node is out of the round, as far as it knows and by its own clock.
+
+        Raises:
+            RendezvousFencedError: It is.
+        """
+        try:
+            self._membership.check()
+        except RendezvousError as error:
+            raise RendezvousFencedError(f"{self!r}: {error}") from error
+
+
+class UntilChanged:
+    """A block whose body is cancelled when the world changes.
+
+    Attributes:
+        change: What cancelled the body; None if it finished by itself.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.change: Change | None = None
+        self._world = world
+        self._scope = anyio.CancelScope()
+        self._stack = ExitStack()
+
+    async def __aenter__(self) -> UntilChanged:
+        self._stack.enter_context(self._world._membership.view.changed.calling(self._look))
+        self._stack.enter_context(self._scope)
+        self._look()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        swallow = self._stack.__exit__(kind, error, traceback)
+        if self._scope.cancelled_caught:
+            self.change = self._world.change
+        return swallow
+
+    def _look(self) -> None:
+        if self._world.change is not None:
+            self._scope.cancel()
