@@ -66,12 +66,13 @@ class Log:
 
     table: Table
 
-    def __init__(self, path: str, directory: int, *, sync: bool = True, now: float = 0.0) -> None:
+    def __init__(self, path: str, directory: int, *, sync: bool = True, mode: int = 0o600, now: float = 0.0) -> None:
         self.path = path
         self.broken = False
         self._name = os.path.basename(path)
         self._directory = directory
         self._sync = sync
+        self._mode = mode
         self._now = now
         self._fd = -1
         self._lock = -1
@@ -79,6 +80,7 @@ class Log:
         self._generation = 0
         self._head_end = 0
         self._end = 0
+        self._size = 0
 
     def __repr__(self) -> str:
         state = " broken" if self.broken else ""
@@ -93,6 +95,7 @@ class Log:
         epoch: str | None = None,
         exclusive: bool = False,
         sync: bool = True,
+        mode: int = 0o600,
         now: float = 0.0,
     ) -> Log:
         """Open the log at ``path``, or begin one; ``.table`` is what it holds.
@@ -104,6 +107,7 @@ class Log:
             exclusive: Refuse a log that another process, or another Log, has open so.
             sync: Whether ``append`` waits for the disk. Without it a power cut may take, or damage, what was
                 acknowledged; a crash of the process does not.
+            mode: Who may read and write the file.
             now: By the clock of the table's leases; every session gets its full TTL from there.
 
         Raises:
@@ -119,7 +123,7 @@ class Log:
                 directory = os.dup(directory)
         except OSError as error:
             raise RendezvousConnectionError(f"cannot open the directory of the log {path}: {error.strerror}") from error
-        log = cls(path, directory, sync=sync, now=now)
+        log = cls(path, directory, sync=sync, mode=mode, now=now)
         try:
             if exclusive:
                 log._take_lock()
@@ -148,6 +152,11 @@ class Log:
         """Whether the records outweigh the snapshot so far that ``compact`` is worth its cost."""
         return self._end - self._head_end > max(_SMALL, _GROWTH * self._head_end)
 
+    @property
+    def unread(self) -> int:
+        """How many bytes the last ``read_new`` left behind the last whole frame: a write under way, torn, or damage."""
+        return max(self._size - self._end, 0)
+
     # Reading
 
     def reload(self) -> None:
@@ -174,6 +183,7 @@ class Log:
         descriptor = os.open(self._name, _FILE_FLAGS, dir_fd=self._directory)
         try:
             status = os.fstat(descriptor)
+            self._size = status.st_size
             same = (status.st_dev, status.st_ino) == self._file
             if same and status.st_size == self._end:
                 return False
@@ -258,7 +268,8 @@ class Log:
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(beside, dir_fd=self._directory)
-            fd = os.open(beside, _FILE_FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._directory)
+            fd = os.open(beside, _FILE_FLAGS | os.O_CREAT | os.O_EXCL, self._mode, dir_fd=self._directory)
+            os.fchmod(fd, self._mode)  # whatever the umask says
             self._pwrite(fd, head, 0)
             os.fsync(fd)
             os.rename(beside, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
