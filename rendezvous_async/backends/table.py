@@ -190,7 +190,7 @@ class Table:
         """Tell whether a session is open."""
         return session in self._sessions
 
-    def open_sessions(self) -> list[tuple[str, float]]:
+    def open_sessions(self) -> Sequence[tuple[str, float]]:
         """Return the sessions that are open, each with its TTL."""
         return [(lease.id, lease.ttl) for lease in self._sessions.values()]
 

@@ -17,7 +17,8 @@ import anyio
 from rendezvous_async.backends.base import DEFAULT_NAMESPACE, Backend
 from rendezvous_async.backends.file.backend import FileBackend
 from rendezvous_async.backends.file.directory import Directory
-from rendezvous_async.backends.file.hub import Options, acquire_hub
+from rendezvous_async.backends.file.hub import Options
+from rendezvous_async.backends.file.registry import acquire_hub
 from rendezvous_async.settings import Endpoint, check_seconds
 
 __all__ = ["FileBackend", "open_file"]
@@ -66,7 +67,8 @@ def _flag(name: str, value: object) -> bool:
             return True
         case "false" | "0":
             return False
-    raise ValueError(f"{name} must be true or false, not {value!r}")
+        case _:
+            raise ValueError(f"{name} must be true or false, not {value!r}")
 
 
 def _seconds(name: str, value: object) -> float:

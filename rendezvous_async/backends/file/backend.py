@@ -23,7 +23,10 @@ from rendezvous_async.backends.base import (
     Write,
     closed_error,
 )
-from rendezvous_async.backends.file.hub import Change, Hub, Job, release_hub
+from rendezvous_async.backends.file.hub import Hub
+from rendezvous_async.backends.file.ledger import Change
+from rendezvous_async.backends.file.mail import Job
+from rendezvous_async.backends.file.registry import release_hub
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousSessionError
 from rendezvous_async.settings import check_seconds
 
@@ -58,13 +61,13 @@ class FileBackend(Backend):
         return f"<FileBackend {self.hub.directory.path} run={self.run_id!r}>"
 
     async def _get(self, key: str) -> Entry | None:
-        return await self._call(lambda _: self.hub.get(key))
+        return await self._call(lambda _: self.hub.ledger.get(key))
 
     async def _list(self, name: str) -> Listing:
-        return await self._call(lambda _: self.hub.list(name))
+        return await self._call(lambda _: self.hub.ledger.list(name))
 
     async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
-        return await self._call(lambda change: self.hub.commit(change, writes, when), locked=True)
+        return await self._call(lambda change: self.hub.ledger.commit(change, writes, when), locked=True)
 
     def _watch(self, names: tuple[str, ...], after: Token | None) -> Watch:
         return _FileWatch(self, names, after)
@@ -72,14 +75,14 @@ class FileBackend(Backend):
     async def open_session(self, ttl: float) -> Session:
         check_seconds("ttl", ttl)
         sent_at = anyio.current_time()
-        id = await self._call(lambda change: self.hub.open_session(change, ttl), locked=True)
+        id = await self._call(lambda change: self.hub.ledger.open_session(change, ttl), locked=True)
         session = _FileSession(id, ttl, sent_at, self)
         self._sessions.add(session)
-        self.hub.own(id, asyncio.get_running_loop(), session.lost.set)
+        self.hub.own(id, (asyncio.get_running_loop(), session.lost.set))
         return session
 
     async def end_session(self, session: str) -> None:
-        await self._call(lambda change: self.hub.end_session(change, session), locked=True)
+        await self._call(lambda change: self.hub.ledger.end_session(change, session), locked=True)
 
     async def aclose(self) -> None:
         if self._closed:
@@ -99,8 +102,8 @@ class FileBackend(Backend):
         """Wait until the directory is in use; raises what stands in the way."""
         await self._call(lambda _: None)
 
-    async def _call(self, work: Callable[[Change], T], *, locked: bool = False) -> T:
-        """Have the thread do ``work`` and return its result."""
+    async def _call(self, work: Callable[[Any], T], *, locked: bool = False) -> T:
+        """Have the thread do ``work`` and return its result; ``work`` gets a Change if ``locked``, else None."""
         await checkpoint()
         if self._closed:
             raise closed_error(self.name)
@@ -109,7 +112,7 @@ class FileBackend(Backend):
         job = Job(work, future, locked=locked)
         timer = loop.call_later(self._timeout, self._give_up, future)
         self._waiting.add(future)
-        self.hub.submit(job)
+        self.hub.inbox.put(job)
         try:
             return await future
         finally:
@@ -133,13 +136,8 @@ class _FileSession(Session):
         self._backend = backend
 
     async def _refresh(self) -> None:
-        hub = self._backend.hub
-        tried = False
-
-        def beat(_: Change) -> None:
-            nonlocal tried
-            locked, tried = tried, True
-            hub.keep_alive(self.id, self.ttl, locked=locked)
+        def beat(change: Change | None) -> None:
+            self._backend.hub.ledger.keep_alive(change, self.id, self.ttl)
 
         try:
             await self._backend._call(beat)
@@ -157,7 +155,7 @@ class _FileSession(Session):
         """Give the session up without ending it: its backend is closed."""
         hub = self._backend.hub
         hub.disown(self.id)
-        hub.submit(Job(lambda _: hub.let_go(self.id), None, locked=False))
+        hub.inbox.put(Job(lambda _: hub.ledger.lives.let_go(self.id), locked=False))
 
 
 class _FileWatch(Watch):
@@ -167,9 +165,9 @@ class _FileWatch(Watch):
         self._names = names
         self._woken = anyio.Event()
         self._ended = False
-        self._loop = asyncio.get_running_loop()
+        self._call = (asyncio.get_running_loop(), self.wake)
         backend._watches.add(self)
-        backend.hub.add_watcher(names, self._loop, self.wake)
+        backend.hub.add_watcher(names, self._call)
 
     @property
     def current_at(self) -> float:
@@ -184,7 +182,7 @@ class _FileWatch(Watch):
             self._woken = anyio.Event()
             self._check()
             try:
-                listing = await self._backend._call(lambda _: hub.changes(self._names, self._position))
+                listing = await self._backend._call(lambda _: hub.ledger.changes(self._names, self._position))
             except RendezvousConnectionError:
                 self._check()
                 # What may mend by itself is waited out: current_at stands still meanwhile.
@@ -205,6 +203,6 @@ class _FileWatch(Watch):
 
     async def aclose(self) -> None:
         self._ended = True
-        self._backend.hub.remove_watcher(self._names, self._loop, self.wake)
+        self._backend.hub.remove_watcher(self._names, self._call)
         self._backend._watches.discard(self)
         self.wake()

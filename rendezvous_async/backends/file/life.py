@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from rendezvous_async.backends.file.directory import hold, is_held, open_file
+from rendezvous_async.backends.file.directory import create_file
+from rendezvous_async.backends.file.lock import hold, is_held
 
 __all__ = ["Lives", "Look", "Observer"]
 
@@ -57,7 +58,8 @@ class Lives:
 
     def create(self, session: str) -> None:
         """Create the file of a new session; a file left over from one that never came to be is replaced."""
-        fd = open_file(_plain(session), self.directory, self._mode, new=True)
+        self.remove(session)
+        fd = create_file(_plain(session), self.directory, self._mode)
         hold(fd)
         self._own[session] = _Own(fd, 0, time.monotonic())
         self.beat(session, 0.0)

@@ -1,4 +1,4 @@
-"""The file backend keeps every promise of the contract: tasks that share a thread, and clients that share only files."""
+"""The file backend keeps every promise of the contract, for tasks that share a thread and for clients that do not."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def apart(path: Path, options: Options) -> Make:
         hub = Hub(Directory.open(str(path)), options)
         hub.users = 1
         hub.start()
-        async with FileBackend(hub, run_id) as backend:
+        backend = FileBackend(hub, run_id)
+        async with backend:
             await backend.ready()
             yield backend
 
