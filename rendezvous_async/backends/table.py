@@ -84,6 +84,8 @@ class Table:
         self._opened = 0
         self._answers: dict[str, dict[int, int]] = {}
         self._changed: list[str] = []
+        self.bytes = 0
+        """How many bytes the keys and values take."""
 
     def __repr__(self) -> str:
         return f"<Table {self.token} keys={len(self._entries)} sessions={len(self._sessions)}>"
@@ -317,6 +319,7 @@ class Table:
             self._sessions[old.session].keys.discard(key)
         if entry.session is not None:
             self._sessions[entry.session].keys.add(key)
+        self.bytes += _weight(entry) - (0 if old is None else _weight(old))
         self._entries[key] = entry
         self._live[key] = entry.token.revision
         self._live.move_to_end(key)
@@ -324,6 +327,7 @@ class Table:
 
     def _delete(self, key: str) -> None:
         entry = self._entries.pop(key)
+        self.bytes -= _weight(entry)
         if entry.session is not None and (lease := self._sessions.get(entry.session)) is not None:
             lease.keys.discard(key)
         for subtree in subtrees_of(key):
@@ -336,3 +340,7 @@ class Table:
         self._changed.append(key)
         while len(self._graves) > MAX_GRAVES:
             _, self._horizon = self._graves.popitem(last=False)
+
+
+def _weight(entry: Entry) -> int:
+    return len(entry.key) + len(entry.value or b"")
