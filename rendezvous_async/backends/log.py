@@ -50,8 +50,7 @@ _MAGIC = b"rdzvlog\n"
 _HEADER = struct.Struct(">8sHxxQ")
 _CHECK = struct.Struct(">I")
 _HEADER_SIZE = _HEADER.size + _CHECK.size
-_SMALL = 1024 * 1024
-_GROWTH = 4
+_SMALL = 512 * 1024
 _FILE_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -94,6 +93,7 @@ class Log:
         directory: int | None = None,
         epoch: str | None = None,
         exclusive: bool = False,
+        writer: bool = True,
         sync: bool = True,
         mode: int = 0o600,
         now: float = 0.0,
@@ -105,6 +105,7 @@ class Log:
             directory: A descriptor of that directory, if the caller has one; the log makes its own copy.
             epoch: Names the history that is begun if there is none; by default a random name.
             exclusive: Refuse a log that another process, or another Log, has open so.
+            writer: Whether to begin a log if there is none, and to cut a torn last frame.
             sync: Whether ``append`` waits for the disk. Without it a power cut may take, or damage, what was
                 acknowledged; a crash of the process does not.
             mode: Who may read and write the file.
@@ -128,8 +129,12 @@ class Log:
             if exclusive:
                 log._take_lock()
             try:
-                log.reload()
+                log._switch(log._open_file())
+                if writer:
+                    log.trim()
             except FileNotFoundError:
+                if not writer:
+                    raise
                 log.table = Table(epoch or secrets.token_hex(8))
                 log.compact(log.table.snapshot())
         except RendezvousError:
@@ -149,8 +154,8 @@ class Log:
 
     @property
     def is_long(self) -> bool:
-        """Whether the records outweigh the snapshot so far that ``compact`` is worth its cost."""
-        return self._end - self._head_end > max(_SMALL, _GROWTH * self._head_end)
+        """Whether the records outweigh the snapshot, or what it would be now, so that ``compact`` is worth its cost."""
+        return self._end - self._head_end > max(_SMALL, min(self._head_end, self.table.bytes))
 
     @property
     def unread(self) -> int:
@@ -165,7 +170,7 @@ class Log:
         Raises:
             FileNotFoundError: There is no file.
         """
-        self._switch(os.open(self._name, _FILE_FLAGS, dir_fd=self._directory))
+        self._switch(self._open_file())
         self.trim()
 
     def read_new(self) -> bool:
@@ -180,7 +185,7 @@ class Log:
             FileNotFoundError: The file has been removed.
         """
         # A fresh open, not a stat: over NFS only an open is sure to ask the server.
-        descriptor = os.open(self._name, _FILE_FLAGS, dir_fd=self._directory)
+        descriptor = self._open_file()
         try:
             status = os.fstat(descriptor)
             self._size = status.st_size
@@ -299,6 +304,9 @@ class Log:
                 f"{self.path} is in use by another process; stop that one, or choose another directory"
             ) from None
 
+    def _open_file(self) -> int:
+        return os.open(self._name, _FILE_FLAGS, dir_fd=self._directory)
+
     def _switch(self, fd: int) -> None:
         """Read the file behind ``fd`` from its beginning, and make it the log's."""
         try:
@@ -321,6 +329,7 @@ class Log:
             raise
         self._adopt(fd, generation, end)
         self._apply(data[end:], end)
+        self.table.take_changed()  # it is all new
 
     def _adopt(self, fd: int, generation: int, head_end: int) -> None:
         if self._fd >= 0:

@@ -92,7 +92,7 @@ class Hub:
         self._unfinished: tuple[int, float] | None = None
         self._inotify: Inotify | None = None
         self._marks: dict[int, str] = {}
-        self._parts: list[Ledger | Lives | PatientLock | Inotify] = []
+        self._parts: list[Ledger | Lives | PatientLock] = []
         self._thread = threading.Thread(target=self._run, name=f"rendezvous {directory.path}", daemon=True)
 
     def __repr__(self) -> str:
@@ -158,6 +158,8 @@ class Hub:
         for call in stopped:
             self._outbox.add(call)
         self._outbox.send()
+        if self._inotify is not None:
+            self._inotify.close()  # the kernel takes its time over this one
 
     def _open(self) -> None:
         directory = self.directory
@@ -167,7 +169,6 @@ class Hub:
         self._poll.register(self.inbox.fd, select.POLLIN)
         if self.options.inotify and (inotify := open_inotify()) is not None:
             self._inotify = inotify
-            self._parts.append(inotify)
             self._poll.register(inotify.fd, select.POLLIN)
             for name, fd, mask in (("", directory.fd, MODIFY | MOVED_TO), ("sessions", lives.directory, CLOSE_WRITE)):
                 mark = inotify.add(fd, mask)
@@ -176,11 +177,7 @@ class Hub:
         lock = FileLock(open_file("lock", directory.fd, directory.mode))
         self._lock = PatientLock(lock, self.inbox.wake)
         self._parts.append(self._lock)
-        lock.acquire(wait=True)
-        try:
-            self.ledger = Ledger(directory, lives, fsync=self.options.fsync)
-        finally:
-            lock.release()
+        self.ledger = Ledger(directory, lives, lock, fsync=self.options.fsync)
         self._parts.append(self.ledger)
 
     def forget(self, why: RendezvousError) -> None:
@@ -190,6 +187,8 @@ class Hub:
         self.inbox = Inbox()
         self.inbox.close(why)
         self._close()
+        if self._inotify is not None:
+            self._inotify.close()
 
     def _close(self) -> None:
         for part in self._parts:

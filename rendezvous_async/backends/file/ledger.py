@@ -15,6 +15,7 @@ from typing import Any
 from rendezvous_async.backends.base import Commit, Condition, Entry, Listing, Token, Write
 from rendezvous_async.backends.file.directory import Directory, explain
 from rendezvous_async.backends.file.life import Lives, Look
+from rendezvous_async.backends.file.lock import FileLock
 from rendezvous_async.backends.frames import Committed, Ended, Opened, Record
 from rendezvous_async.backends.log import Log
 from rendezvous_async.backends.table import Table
@@ -42,16 +43,28 @@ class NeedsLock(Exception):
 
 
 class Ledger:
-    """The log of a directory, followed, and the files of its sessions; open it with the lock held."""
+    """The log of a directory, followed, and the files of its sessions.
 
-    def __init__(self, directory: Directory, lives: Lives, *, fsync: bool) -> None:
+    Args:
+        directory: Where they are.
+        lives: The files of the sessions.
+        fsync: Whether an append waits for the disk.
+        lock: Held while the log is begun, if there is none yet.
+    """
+
+    def __init__(self, directory: Directory, lives: Lives, lock: FileLock, *, fsync: bool) -> None:
         self.directory = directory
         self.lives = lives
         self._compact_at = 0.0
-        self._log = Log.open(
-            os.path.join(directory.path, "log"), directory=directory.fd, sync=fsync, mode=directory.mode
-        )
-        lives.sweep(self.table.has_session)
+        path = os.path.join(directory.path, "log")
+        if _exists("log", directory.fd):
+            self._log = Log.open(path, directory=directory.fd, writer=False, sync=fsync, mode=directory.mode)
+        else:
+            lock.acquire(wait=True)
+            try:
+                self._log = Log.open(path, directory=directory.fd, sync=fsync, mode=directory.mode)
+            finally:
+                lock.release()
 
     @property
     def table(self) -> Table:
@@ -186,3 +199,11 @@ class Ledger:
             if self.table.has_session(session):
                 return
         raise RendezvousSessionError(f"session {session} has ended")
+
+
+def _exists(name: str, directory: int) -> bool:
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True

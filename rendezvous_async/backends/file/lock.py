@@ -21,39 +21,52 @@ __all__ = ["FileLock", "PatientLock", "hold", "is_held"]
 
 HAS_OFD_LOCKS = hasattr(fcntl, "F_OFD_SETLK") and sys.platform == "linux" and sys.maxsize > 2**32
 _FLOCK = struct.Struct("@hhqqi4x")
+_DOOR = 0
+_GATE = 1
 
 
 class FileLock:
-    """A lock file that one holder at a time has locked."""
+    """A lock file that one holder at a time has locked, and that everybody gets a turn at.
+
+    The system gives a lock that was just released to whoever comes first, and that is often the one who released it.
+    So there is a gate before it: whoever waits for the lock has the gate, and nobody else can come through.
+    """
 
     def __init__(self, fd: int) -> None:
         self._between_threads: threading.Lock | None = None
         if not HAS_OFD_LOCKS:
             fd, self._between_threads = _share(fd)
         self._fd = fd
+        self._has_gate = False
 
     def acquire(self, *, wait: bool) -> bool:
-        """Take the lock; without ``wait``, return False if another has it."""
-        if self._between_threads is not None and not self._between_threads.acquire(blocking=wait):
+        """Take the lock; without ``wait``, return False if another has it, possibly with the gate in hand.
+
+        It is for one thread at a time. After False, ``acquire`` with ``wait`` or ``close`` must follow.
+        """
+        if self._between_threads is not None and not self._has_gate and not self._between_threads.acquire(wait):
             return False
         try:
-            if HAS_OFD_LOCKS:
-                _ofd_lock(self._fd, fcntl.F_WRLCK, wait=wait)
-            else:
-                fcntl.lockf(self._fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except OSError as error:
+            if not self._has_gate:
+                self._has_gate = _lock(self._fd, _GATE, wait=wait)
+            if not self._has_gate:
+                if self._between_threads is not None:
+                    self._between_threads.release()
+                return False
+            if not _lock(self._fd, _DOOR, wait=wait):
+                return False
+        except OSError:
+            self._has_gate = False
+            _unlock(self._fd, _GATE)
             if self._between_threads is not None:
                 self._between_threads.release()
-            if not wait and isinstance(error, BlockingIOError | PermissionError):  # POSIX allows either
-                return False
             raise
+        self._has_gate = False
+        _unlock(self._fd, _GATE)
         return True
 
     def release(self) -> None:
-        if HAS_OFD_LOCKS:
-            _ofd_lock(self._fd, fcntl.F_UNLCK, wait=False)
-        else:
-            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+        _unlock(self._fd, _DOOR)
         if self._between_threads is not None:
             self._between_threads.release()
 
@@ -136,23 +149,34 @@ class PatientLock:
 def hold(fd: int) -> None:
     """Lock a file of one's own for as long as this process has it open; without OFD locks, nothing."""
     if HAS_OFD_LOCKS:
-        _ofd_lock(fd, fcntl.F_WRLCK, wait=False)
+        _lock(fd, _DOOR, wait=False)
 
 
 def is_held(fd: int) -> bool:
     """Tell whether anybody has ``hold`` of the file; True where that cannot be known."""
-    if not HAS_OFD_LOCKS:
-        return True
+    return not HAS_OFD_LOCKS or not _lock(fd, _DOOR, wait=False, kind=fcntl.F_RDLCK)
+
+
+def _lock(fd: int, byte: int, *, wait: bool, kind: int = fcntl.F_WRLCK) -> bool:
+    """Lock one byte of the file; return whether that worked, which with ``wait`` it does or raises."""
     try:
-        _ofd_lock(fd, fcntl.F_RDLCK, wait=False)
-    except (BlockingIOError, PermissionError):
-        return True
-    return False
+        if HAS_OFD_LOCKS:
+            command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
+            fcntl.fcntl(fd, command, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+        else:
+            fcntl.lockf(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, byte)
+    except (BlockingIOError, PermissionError):  # POSIX allows either for "another has it"
+        if wait:
+            raise
+        return False
+    return True
 
 
-def _ofd_lock(fd: int, kind: int, *, wait: bool) -> None:
-    command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
-    fcntl.fcntl(fd, command, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
+def _unlock(fd: int, byte: int) -> None:
+    if HAS_OFD_LOCKS:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0))
+    else:
+        fcntl.lockf(fd, fcntl.LOCK_UN, 1, byte)
 
 
 _shared: dict[tuple[int, int], tuple[int, threading.Lock]] = {}

@@ -1,10 +1,11 @@
-"""Real processes on one directory: a linear history, kills at random moments, wall clocks that differ, stopped owners."""
+"""Real processes on one directory: a linear history, kills at random moments, clocks that differ, stopped owners."""
 
 from __future__ import annotations
 
 import random
 import signal
 from contextlib import AsyncExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def check_history(said: list[list[Any]]) -> int:
     revisions = [revision for _, _, revision, _, _ in won]
     assert len(set(revisions)) == len(revisions)
     assert [value for *_, value in won] == list(range(1, len(won) + 1)), "a commit was lost, or won twice"
-    for before, after in zip(won, won[1:], strict=False):
+    for before, after in pairwise(won):
         assert after[3] == before[2], "a commit won on a token that was not the current one"
         assert not after[1] < before[0], "a commit that had ended is newer than one that had not begun"
     # Whatever was acknowledged before a read began, the read has seen; what it saw had begun before it ended.
@@ -108,8 +109,8 @@ async def run_kits(path: Path, processes: int) -> None:
         await everyone(workers, "passed")
 
 
-async def test_the_kit_passes_in_four_processes_at_once(tmp_path: Path) -> None:
-    await run_kits(tmp_path / "shared", 4)
+async def test_the_kit_passes_in_two_processes_at_once(tmp_path: Path) -> None:
+    await run_kits(tmp_path / "shared", 2)
 
 
 @pytest.mark.slow
@@ -127,9 +128,7 @@ async def kill_many(path: Path, kills: int, seed: int, **options: Any) -> None:
         async def start() -> Process:
             nonlocal count
             count += 1
-            return await stack.enter_async_context(
-                started("commit", path=str(path), name=f"n{count}", options=options)
-            )
+            return await stack.enter_async_context(started("commit", path=str(path), name=f"n{count}", options=options))
 
         workers = [await start() for _ in range(4)]
         everybody = list(workers)
@@ -174,11 +173,11 @@ async def test_two_hundred_kills_lose_nothing(tmp_path: Path, fsync: bool) -> No
     await kill_many(tmp_path / "shared", 200, seed=6, fsync=fsync)
 
 
-@pytest.mark.parametrize("inotify", [True, False])
+@pytest.mark.parametrize("inotify", [True, pytest.param(False, marks=pytest.mark.slow)])
 async def test_wall_clocks_an_hour_apart_make_no_difference(tmp_path: Path, inotify: bool) -> None:
     """Each process forges the times of all files to its own wall clock, at each beat; nobody may care."""
     path = tmp_path / "shared"
-    ttl = 1.0
+    ttl = 0.8
     async with AsyncExitStack() as stack:
         workers = [
             await stack.enter_async_context(
@@ -187,22 +186,22 @@ async def test_wall_clocks_an_hour_apart_make_no_difference(tmp_path: Path, inot
             for ahead in (-3600.0, 0.0, 3600.0)
         ]
         await everyone(workers, "ready")
-        async with open_backend(f"file://{path}", run_id="live", inotify=inotify) as backend:
-            async with backend.watch("node/") as watch:
-                view: dict[str, bytes] = {}
-                await show(watch, view, lambda view: len(view) == 3)
-                with anyio.move_on_after(2.5 * ttl):
-                    await show(watch, view, lambda view: len(view) < 3)
-                assert len(view) == 3, "a living session was ended"
-                for left, worker in enumerate(workers):
-                    worker.tell()
-                    await worker.until("silent")
-                    silent_at = anyio.current_time()
-                    await show(watch, view, lambda view, left=left: len(view) == 2 - left)
-                    took = anyio.current_time() - silent_at
-                    assert 0.7 * ttl < took < 3 * ttl, f"a silent session was ended after {took} s"
-                    await worker.until("lost")
-                    await worker.until("ended")
+        backend = await stack.enter_async_context(open_backend(f"file://{path}", run_id="live", inotify=inotify))
+        watch = await stack.enter_async_context(backend.watch("node/"))
+        view: dict[str, bytes] = {}
+        await show(watch, view, lambda view: len(view) == 3)
+        with anyio.move_on_after(2.5 * ttl):
+            await show(watch, view, lambda view: len(view) < 3)
+        assert len(view) == 3, "a living session was ended"
+        for left, worker in enumerate(workers):
+            worker.tell()
+            await worker.until("silent")
+            silent_at = anyio.current_time()
+            await show(watch, view, lambda view, left=left: len(view) == 2 - left)
+            took = anyio.current_time() - silent_at
+            assert 0.7 * ttl < took < 3 * ttl, f"a silent session was ended after {took} s"
+            await worker.until("lost")
+            await worker.until("ended")
 
 
 async def test_a_stopped_owner_finds_itself_out(tmp_path: Path) -> None:

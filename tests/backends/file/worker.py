@@ -29,7 +29,8 @@ def say(*what: object) -> None:
 
 
 async def hear() -> str:
-    return (await anyio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)).strip()
+    line: str = await anyio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+    return line.strip()
 
 
 async def kit(path: str) -> None:
@@ -102,8 +103,8 @@ async def live(path: str, ttl: float, ahead: float, options: dict[str, Any]) -> 
     """Keep a session alive, with a wall clock of its own, until told to fall silent; then say when it is lost."""
     if ahead:
         real, real_ns = time.time, time.time_ns  # noqa: TID251
-        time.time = lambda: real() + ahead  # type: ignore[assignment]  # noqa: TID251
-        time.time_ns = lambda: real_ns() + int(ahead * 1e9)  # type: ignore[assignment]
+        time.time = lambda: real() + ahead  # noqa: TID251
+        time.time_ns = lambda: real_ns() + int(ahead * 1e9)
     async with open_backend(f"file://{path}", run_id="live", **options) as backend:
         session = await backend.open_session(ttl)
         await backend.commit(Put(f"node/{ahead:g}", b"", session.id))
