@@ -260,7 +260,7 @@ class Hub:
                 self._outbox.answer(job, None, error)
             return
         self.checked_at = now
-        if self.failure is not None:
+        if self.failure is not None and not self.ledger.unread:
             self.failure = None
             self._wake_everyone()
         for job in jobs:
