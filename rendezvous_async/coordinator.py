@@ -114,9 +114,11 @@ class Coordinator:
                 await _Duty(self, post).fold()
             except RendezvousError as error:
                 _log.warning("node %s gives up coordinating run %s: %s", self._node, self._backend.run_id, error)
-                await self._resign(post)
+            except Exception:
+                _log.exception("node %s fails to coordinate run %s; please report", self._node, self._backend.run_id)
             finally:
                 self._on_duty(False)
+            await self._resign(post)
             await anyio.sleep(RETRY_AFTER * (1 + self._rng.random()))
 
     async def _campaign(self) -> Token:
@@ -158,6 +160,7 @@ class Coordinator:
         return f"{self._rng.getrandbits(64):016x}"
 
     async def _resign(self, post: Token) -> None:
+        """Give the post back, if it is still held: somebody else may do better."""
         try:
             await self._call("resign", Delete(COORDINATOR), when=[Condition(COORDINATOR, post)])
         except RendezvousError as error:
@@ -188,7 +191,7 @@ class _Duty:
         self._notes = Notes()
 
     async def fold(self) -> None:
-        """Read, step, act, wait; returns when the post is lost.
+        """Read, step, act, wait; returns when the post is lost, or there is nothing to coordinate with these settings.
 
         Raises:
             RendezvousError: Anything that makes it impossible to go on; the caller gives the post back.

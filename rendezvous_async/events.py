@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from enum import StrEnum
 
 import anyio
@@ -22,6 +22,7 @@ class EventKind(StrEnum):
     NODES_WAITING = "nodes_waiting"
     MEMBER_LOST = "member_lost"
     EVICTED = "evicted"
+    CLOSING = "closing"
     CLOSED = "closed"
     LEFT = "left"
     COORDINATING = "coordinating"
@@ -51,11 +52,18 @@ class Events:
 
     def __init__(self) -> None:
         self._readers: list[_Reader] = []
+        self._listeners: list[Callable[[Event], None]] = []
         self._ended = False
+
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        """Let ``listener`` be called with every event, as it happens; it must not raise."""
+        self._listeners.append(listener)
 
     def emit(self, kind: EventKind, round: int = 0, detail: str = "") -> None:
         """Tell all readers."""
         event = Event(kind, anyio.current_time(), round, detail)
+        for listener in self._listeners:
+            listener(event)
         for reader in self._readers:
             reader.queue.append(event)
             reader.woken.set()

@@ -129,18 +129,18 @@ class Membership:
                     when.append(Condition(COORDINATOR, None))
                 with answer_within(self._timeouts.heartbeat, f"node {self._node} arrives"):
                     commit = await self._backend.commit(*writes, when=when)
+                mine = commit.entry(key)
                 if commit.won:
                     self._record = commit.token
                     self._take_own(writes, commit.token)
+                else:
+                    self._record = None if mine is None else mine.token
+                    self.view.apply(entry for entry in commit.entries if entry.key in self.view.names)
+                # One that lost may have got through before, though its answer did not.
+                if commit.won or (mine and mine.value == encode(record) and mine.session == self.session.id):
                     self._arrived.set()
                     self._events.emit(EventKind.ARRIVED, head.round, record.arrival)
                     return
-                mine = commit.entry(key)
-                self._record = None if mine is None else mine.token
-                self.view.apply(entry for entry in commit.entries if entry.key in self.view.names)
-                if mine is not None and mine.value == encode(record) and mine.session == self.session.id:
-                    self._arrived.set()
-                    return  # An earlier try got through, though its answer did not.
             if seen == (self._record, self.view.token(STATE), self.view.token(COORDINATOR)):
                 await self.view.changed.wait()
 
@@ -204,8 +204,8 @@ class Membership:
     async def _keep_alive(self) -> None:
         """Send keep-alives; ends when the session is lost or this node's own clock says so."""
         session, interval = self.session, self._interval
+        due = anyio.current_time() + interval
         while True:
-            due = anyio.current_time() + interval
             with anyio.CancelScope(deadline=min(due, session.deadline)):
                 await session.lost.wait()
                 raise RendezvousSessionError(f"node {self._node}: the backend has ended session {session.id}")
@@ -215,8 +215,9 @@ class Membership:
                 self._events.emit(EventKind.STALLED, detail=f"{now - due:.3f} s")
             if now >= session.deadline:
                 raise RendezvousSessionError(self._out_by_clock())
+            due = now + interval  # From the sending: no answer within the interval, and the next one follows at once.
             try:
-                with answer_within(min(self._timeouts.heartbeat, interval), "keep-alive"):
+                with answer_within(min(self._timeouts.heartbeat, interval, session.deadline - now), "keep-alive"):
                     await session.keep_alive()
             except RendezvousConnectionError as error:
                 left = session.deadline - anyio.current_time()

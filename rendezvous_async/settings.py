@@ -15,6 +15,8 @@ __all__ = ["DEFAULT_PORTS", "Endpoint", "Settings", "Timeouts", "parse_endpoint"
 DEFAULT_PORTS = {"tcp": 29400, "etcd": 2379, "etcds": 2379}
 MAX_NODES = 1_000_000
 MAX_ID_LENGTH = 256
+MAX_ENCODED_ID_LENGTH = 1000
+"""Percent-encoded, an id must fit into a backend's key."""
 _HOST_SCHEMES = frozenset(DEFAULT_PORTS)
 _PATH_SCHEMES = frozenset({"file", "memory"})
 
@@ -35,6 +37,14 @@ def check_id(name: str, value: object) -> str:
         raise ValueError(f"{name} must be a text that is not empty, not {value!r}")
     if len(value) > MAX_ID_LENGTH:
         raise ValueError(f"{name} must have at most {MAX_ID_LENGTH} characters, not {len(value)}: {value[:32]!r}...")
+    try:
+        length = len(encode_segment(value))
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} must be a text that can be written as UTF-8, not {value!r}") from None
+    if length > MAX_ENCODED_ID_LENGTH:
+        raise ValueError(
+            f"{name} must have at most {MAX_ENCODED_ID_LENGTH} characters in a URL, not {length}: {value!r}"
+        )
     return value
 
 
@@ -78,7 +88,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.last_call, 3.0) if self.regroup is None else self.regroup
 
 
-class Settings(msgspec.Struct, frozen=True):
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What all nodes of a run must agree on; it lives in the run's state."""
 
     min_nodes: int
@@ -92,7 +102,8 @@ class Settings(msgspec.Struct, frozen=True):
             raise ValueError(
                 f"nodes must satisfy 1 <= min <= max <= {MAX_NODES}, not {self.min_nodes}:{self.max_nodes}"
             )
-        if self.ranks not in ("sticky", "sorted") and not (self.ranks.startswith("label:") and self.ranks != "label:"):
+        ranks = str(self.ranks)
+        if ranks not in ("sticky", "sorted") and not (ranks.startswith("label:") and ranks != "label:"):
             raise ValueError(f"ranks must be 'sticky', 'sorted' or 'label:<name>', not {self.ranks!r}")
         check_seconds("last_call", self.last_call)
         check_seconds("regroup", self.regroup)

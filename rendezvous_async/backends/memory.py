@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import copy_context
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -45,6 +46,7 @@ class MemoryServer:
         self.table = Table(epoch)
         self.fanout: Fanout[Callable[[], None]] = Fanout()
         self._timer: asyncio.TimerHandle | None = None
+        self._context = copy_context()  # The server's timer is nobody else's, whoever happens to call.
 
     def __repr__(self) -> str:
         return f"<MemoryServer {self.table!r}>"
@@ -60,11 +62,12 @@ class MemoryServer:
             self._timer.cancel()
             self._timer = None
         if due is not None and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_at(due, self._expire)
+            self._timer = asyncio.get_running_loop().call_at(due, self._expire, context=self._context)
 
     def _expire(self) -> None:
         self._timer = None
-        for session in self.table.due(anyio.current_time()):
+        # Not anyio.current_time(): where sniffio is installed, anyio finds no event loop in a plain callback.
+        for session in self.table.due(asyncio.get_running_loop().time()):
             self.table.end_session(session)
         self.settle()
 

@@ -1,0 +1,244 @@
+"""The guarantees of the design, each as a function from a history to the breaches it finds.
+
+The checks know nothing of how the library works: they read what the backend saw and what nodes believed. ``check``
+runs them all and raises on the first breach; a simulation that no check could fail would prove nothing, so the tests
+plant bugs and see each of them caught.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from rendezvous_async.testing.history import (
+    Arrived,
+    Believed,
+    CloseCalled,
+    Fault,
+    Formed,
+    HeadWritten,
+    History,
+    Released,
+    Settled,
+    StoreWritten,
+    Vanished,
+)
+
+__all__ = ["CHECKS", "BrokenGuaranteeError", "check"]
+
+
+class BrokenGuaranteeError(AssertionError):
+    """A history breaks a guarantee.
+
+    Attributes:
+        guarantee: The name of the check.
+    """
+
+    def __init__(self, guarantee: str, breach: str) -> None:
+        self.guarantee = guarantee
+        super().__init__(f"{guarantee}: {breach}")
+
+
+def check(history: History) -> None:
+    """Raise if a history breaks any guarantee.
+
+    Raises:
+        BrokenGuaranteeError: It does; the text says which, and how.
+    """
+    for name, find in CHECKS.items():
+        for breach in find(history):
+            raise BrokenGuaranteeError(name, breach)
+
+
+def one_world_per_round(history: History) -> Iterator[str]:
+    """Find rounds that formed twice, and nodes that believe in another world than the one that formed.
+
+    Within one epoch: a server that forgets counts on only as far as the nodes that are left remember.
+    """
+    formed: dict[tuple[str, int], Formed] = {}
+    for world in history.of(Formed):
+        key = _epoch(world.token), world.round
+        if key in formed:
+            yield f"round {world.round} formed twice: {formed[key]} and {world}"
+        formed[key] = world
+    for belief in history.of(Believed):
+        truth = formed.get((_epoch(belief.token), belief.round))
+        if truth is None:
+            yield f"{belief} in a round that never formed"
+        elif (belief.size, belief.token) != (truth.size, truth.token):
+            yield f"{belief} is not {truth}"
+        elif (belief.node, belief.rank) not in {(node, rank) for node, _, rank in truth.seats}:
+            yield f"{belief} has a seat that {truth} does not have"
+
+
+def rounds_only_grow(history: History) -> Iterator[str]:
+    """Find a formation that does not raise the round of its epoch, or of a process that is in it."""
+    top: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for record in history:
+        match record:
+            case Formed(round=round, token=token):
+                if round <= top.get(_epoch(token), 0):
+                    yield f"round {round} formed after round {top[_epoch(token)]}"
+                top[_epoch(token)] = round
+            case Believed(node=node, round=round):
+                if round <= last.get(node, 0):
+                    yield f"{record} after round {last[node]}"
+                last[node] = round
+            case Fault(nodes=nodes, kind="crash" | "leave" | "restart"):
+                for node in nodes:
+                    last.pop(node, None)  # The next process of this name remembers nothing.
+            case _:
+                pass
+
+
+def size_within_bounds(history: History) -> Iterator[str]:
+    """Find worlds smaller than min or larger than max."""
+    for world in history.of(Formed):
+        if not history.min_nodes <= world.size <= history.max_nodes or world.size != len(world.seats):
+            yield f"{world} where {history.min_nodes}..{history.max_nodes} nodes were asked for"
+
+
+def ranks_are_exact(history: History) -> Iterator[str]:
+    """Find worlds whose ranks are not exactly 0 to size - 1, each once."""
+    for world in history.of(Formed):
+        if sorted(rank for _, _, rank in world.seats) != list(range(world.size)):
+            yield f"{world}"
+
+
+def only_arrivals_are_in(history: History) -> Iterator[str]:
+    """Find seats for arrivals that never happened, or that an earlier round has used up."""
+    arrived: set[tuple[str, str]] = set()
+    used: set[tuple[str, str]] = set()
+    for record in history:
+        if isinstance(record, Arrived):
+            arrived.add((record.node, record.arrival))
+        elif isinstance(record, Formed):
+            for node, arrival, _ in record.seats:
+                if (node, arrival) not in arrived:
+                    yield f"{node} is in round {record.round} without having arrived"
+                if (node, arrival) in used:
+                    yield f"{node} is in round {record.round} by an arrival that an earlier round used"
+                used.add((node, arrival))
+
+
+def one_rank_per_node(history: History) -> Iterator[str]:
+    """Find nodes that hold two ranks in one round."""
+    ranks: dict[tuple[str, str], int] = {}
+    for belief in history.of(Believed):
+        held = ranks.setdefault((belief.node, belief.token), belief.rank)
+        if held != belief.rank:
+            yield f"{belief} held rank {held} in the same round"
+
+
+def members_are_accounted_for(history: History) -> Iterator[str]:
+    """Find rounds that formed while a member of the round before neither had returned nor was lost."""
+    records: dict[str, str] = {}
+    members: dict[str, str] = {}
+    for record in history:
+        if isinstance(record, Arrived):
+            records[record.node] = record.arrival
+        elif isinstance(record, Vanished):
+            records.pop(record.node, None)
+        elif isinstance(record, Fault) and record.kind == "lose the server":
+            members = {}
+        elif isinstance(record, Formed):
+            holding = [node for node, arrival in members.items() if records.get(node) == arrival]
+            if holding:
+                yield f"round {record.round} formed while {holding} held the one before"
+            members = {node: arrival for node, arrival, _ in record.seats}
+
+
+def closed_is_final(history: History) -> Iterator[str]:
+    """Find anything that formed or was reopened after a close, and closes that nobody asked for."""
+    closed = ""
+    called = set()
+    for record in history:
+        if isinstance(record, CloseCalled):
+            called.add(record.node)
+        elif isinstance(record, Fault) and record.kind == "lose the server":
+            closed = ""  # A server without a data directory forgets; the README says so.
+        elif isinstance(record, HeadWritten):
+            if closed and record.closed != closed:
+                yield f"{record} after the run was closed by {closed}"
+            if record.closed and record.closed not in called:
+                yield f"{record}, but {record.closed} never called close()"
+            closed = record.closed
+        elif isinstance(record, Formed) and closed:
+            yield f"{record} after the run was closed by {closed}"
+
+
+def old_tokens_are_refused(history: History) -> Iterator[str]:
+    """Find store writes that were accepted for a round that was not current."""
+    for write in history.of(StoreWritten):
+        if write.round != write.current:
+            yield f"{write}"
+
+
+def out_by_own_clock(history: History) -> Iterator[str]:
+    """Find nodes that still believed in a round when their record had expired, though they were running.
+
+    A paused node cannot know; it must know at once when it runs again.
+    """
+    holds: dict[str, Believed] = {}
+    paused: set[str] = set()
+    gone: dict[str, Vanished] = {}
+
+    def breaches(at: float) -> Iterator[str]:
+        for node, vanished in list(gone.items()):
+            if node in holds and node not in paused and at > vanished.at + history.ttl:
+                yield f"{node} believes in round {holds[node].round} at {at:.3f}, gone since {vanished.at:.3f}"
+                del gone[node]
+
+    for record in history:
+        yield from breaches(record.at)
+        match record:
+            case Believed(node=node):
+                holds[node] = record
+            case Released(node=node):
+                holds.pop(node, None)
+            case Vanished(node=node):
+                gone[node] = record
+            case Arrived(node=node):
+                gone.pop(node, None)
+            case Fault(kind="pause", nodes=nodes):
+                paused.update(nodes)
+            case Fault(kind="resume", nodes=nodes, at=at):
+                paused.difference_update(nodes)
+                for node in nodes:
+                    if node in gone:
+                        gone[node] = Vanished(at, node)
+            case Fault(kind="crash", nodes=nodes):
+                for node in nodes:
+                    holds.pop(node, None)
+            case _:
+                pass
+
+
+def no_ghosts(history: History) -> Iterator[str]:
+    """Find records of nodes that do not run, and running nodes without one, once everything is quiet."""
+    for settled in history.of(Settled):
+        ghosts = sorted(set(settled.roster) - set(settled.live))
+        if ghosts:
+            yield f"{ghosts} have a record at {settled.at:.3f} and do not run"
+
+
+def _epoch(token: str) -> str:
+    return token.rpartition(":")[0]
+
+
+CHECKS: dict[str, Callable[[History], Iterator[str]]] = {
+    function.__name__: function
+    for function in (
+        one_world_per_round,
+        rounds_only_grow,
+        size_within_bounds,
+        ranks_are_exact,
+        only_arrivals_are_in,
+        one_rank_per_node,
+        members_are_accounted_for,
+        closed_is_final,
+        old_tokens_are_refused,
+        out_by_own_clock,
+        no_ghosts,
+    )
+}

@@ -1,0 +1,402 @@
+"""Virtual time: an asyncio loop on which an hour takes a moment, and one seed reproduces one interleaving.
+
+``run(main, seed=7)`` is ``asyncio.run`` on such a loop. Nothing waits: when no callback is ready, the clock jumps to
+the next timer. Callbacks that are ready at the same moment run in an order that the seed decides (without a seed: in
+the order of their scheduling, as asyncio has it).
+
+Callbacks and tasks belong to the **group** that the context variable ``GROUP`` names when they are made: a simulated
+process. ``freeze`` stops a group as SIGSTOP stops a process: its callbacks and timers are held back, and run late when
+it is thawed. ``kill`` stops it as SIGKILL does: nothing of it ever runs again, no ``finally`` either. What must outlive
+a group, such as a server whose methods its tasks call, has to set its timers in a context of its own.
+
+How: the loop keeps its own queue and timers, and works through them inside the ``select`` call in which asyncio's own
+loop would wait for the world. It needs nothing but public asyncio API. Real I/O and ``call_soon_threadsafe`` work, but
+the clock does not wait for them: a worker thread is overtaken by every timer. asyncio's own transports rely on the
+order of callbacks: real sockets want no seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import selectors
+from collections.abc import Callable, Coroutine, Generator, Hashable, Mapping
+from contextvars import Context, copy_context
+from typing import Any, TypeAlias, TypeVar, TypeVarTuple, cast
+
+import anyio
+
+from rendezvous_async.testing.describe import describe_callback, describe_task
+from rendezvous_async.testing.groups import GROUP, Groups, GroupTask
+from rendezvous_async.testing.jobs import Job, Timers
+
+__all__ = ["GROUP", "DeadlockError", "LivelockError", "VirtualLoop", "VirtualTimeError", "run", "virtual_loop"]
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+Events: TypeAlias = list[tuple[selectors.SelectorKey, int]]
+
+GRACE = 0.5
+SPIN_LIMIT = 1_000_000
+POLL_EVERY = 256
+"""Turns of a busy loop between two looks at real I/O."""
+
+
+class VirtualTimeError(RuntimeError):
+    """The program on a virtual loop can make no progress."""
+
+
+class DeadlockError(VirtualTimeError):
+    """Every task is blocked, and there is no timer and no I/O that could wake one."""
+
+
+class LivelockError(VirtualTimeError):
+    """Callbacks run and run while the clock stands still."""
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop in virtual time; ``run`` makes one, uses it and cleans up after it.
+
+    Args:
+        seed: Decides the order of callbacks that are ready together; None: the order of their scheduling.
+        start: What the clock shows at first.
+        grace: Real seconds to wait for a thread to call in, before it counts as a deadlock that all tasks are blocked.
+        spin_limit: How many callbacks may run while the clock stands still.
+    """
+
+    def __init__(
+        self, seed: int | None = None, *, start: float = 0.0, grace: float = GRACE, spin_limit: int = SPIN_LIMIT
+    ) -> None:
+        self._now = start
+        self._random = None if seed is None else random.Random(seed)
+        self._grace = grace
+        self._spin_limit = spin_limit
+        self._jobs: list[Job] = []
+        self._timers = Timers()
+        self._groups = Groups()
+        self._made = 0
+        self._spun = 0
+        self._hooked = False
+        self._halted = False
+        self._called_in = False
+        self._shut = False
+        self._world = _Selector()
+        super().__init__(self._world)
+        self._own_files = len(self._world.get_map())
+        self._world.wait = self._wait
+
+    def __repr__(self) -> str:
+        return f"<VirtualLoop t={self._now:g} ready={len(self._jobs)} timers={len(self._timers)}>"
+
+    # Groups
+
+    def start(
+        self, group: Hashable, function: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts, name: str | None = None
+    ) -> asyncio.Task[T]:
+        """Start a task as the first of a group; whatever it starts belongs to the group too."""
+        context = copy_context()
+        context.run(GROUP.set, group)
+        return self.create_task(context.run(function, *args), name=name, context=context)
+
+    def freeze(self, group: Hashable) -> None:
+        """Hold back every callback of ``group``, timers too, until ``thaw``; what runs now runs to its next await."""
+        if group is None:
+            raise ValueError("None is the world outside of all groups; it cannot be frozen")
+        if group not in self._groups.killed:
+            self._groups.frozen.setdefault(group, [])
+
+    def thaw(self, group: Hashable) -> None:
+        """Let a frozen group go on: what was held back is ready now."""
+        self._jobs.extend(self._groups.frozen.pop(group, ()))
+
+    def kill(self, group: Hashable) -> None:
+        """Drop every callback of ``group``, now and for ever; one that runs now runs to its next await."""
+        if group is None:
+            raise ValueError("None is the world outside of all groups; it cannot be killed")
+        self._groups.kill(group, self.tasks())
+        self._timers.keep(lambda job: job.context.get(GROUP) != group)
+
+    def is_frozen(self, group: Hashable) -> bool:
+        """Tell whether a group is frozen."""
+        return group in self._groups.frozen
+
+    def is_killed(self, group: Hashable) -> bool:
+        """Tell whether a group was killed; None never is."""
+        return group in self._groups.killed
+
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """Return the tasks that can still run, in the order in which they were made."""
+        tasks = [task for task in asyncio.all_tasks(self) if not self._groups.is_dead(task)]
+        return sorted(tasks, key=lambda task: getattr(task, "number", 0))
+
+    # What asyncio asks of a loop
+
+    def time(self) -> float:
+        return self._now
+
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        if self._shut:
+            raise RuntimeError("Event loop is closed")
+        job = Job(callback, args, context)
+        self._jobs.append(job)
+        return job
+
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        if self._shut:
+            raise RuntimeError("Event loop is closed")
+        job = Job(callback, args, context, when, self._timers)
+        self._timers.add(job)
+        return job
+
+    def call_later(
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        job = Job(callback, args, context)
+        super().call_soon_threadsafe(self._take_in, job)
+        self._called_in = True
+        return job
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        name: Any = None,
+        context: Context | None = None,
+    ) -> asyncio.Task[T]:
+        if self.get_task_factory() is not None:
+            return super().create_task(coro, name=name, context=context)
+        if self._shut:
+            raise RuntimeError("Event loop is closed")
+        context = copy_context() if context is None else context
+        self._made += 1
+        name = f"Task-{self._made}" if name is None else name  # asyncio counts the tasks of all loops: not repeatable
+        task = GroupTask(cast("Coroutine[Any, Any, T]", coro), loop=self, name=name, context=context)
+        task.number = self._made
+        task.context = context
+        task.abandoned = False
+        if task.group in self._groups.killed:
+            self._groups.abandon(task)
+        return task
+
+    def run_forever(self) -> None:
+        self._hooked = False
+        try:
+            super().run_forever()
+        finally:
+            self._halted = False
+
+    def stop(self) -> None:
+        self._halted = True
+        super().stop()
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        subject = context.get("task") or context.get("future")
+        if not (self._groups.burying or self._groups.is_dead(subject)):
+            super().call_exception_handler(context)
+
+    async def shutdown_asyncgens(self) -> None:
+        self._groups.give_generators_back()
+        await super().shutdown_asyncgens()
+
+    def close(self) -> None:
+        if not self._shut and not self.is_running():
+            self._groups.frozen.clear()
+            self._groups.bury(self._take_last_turn)
+            self._shut = True
+            self._jobs.clear()
+            self._timers.keep(lambda job: False)
+        super().close()
+
+    def wind_up(self) -> None:
+        """Cancel the tasks that are left and let them end, as ``asyncio.run`` does; what was killed stays dead."""
+        for group in tuple(self._groups.frozen):
+            self.thaw(group)
+        left = self.tasks()
+        try:
+            for task in left:
+                task.cancel()
+            if left:
+                self.run_until_complete(asyncio.wait(left))
+            self.run_until_complete(self.shutdown_asyncgens())
+            self.run_until_complete(self.shutdown_default_executor())
+        finally:
+            for task in left:
+                if not task.done():
+                    self._groups.abandon(task)
+                elif not task.cancelled() and (error := task.exception()) is not None:
+                    message = "unhandled exception during run() shutdown"
+                    self.call_exception_handler({"message": message, "exception": error, "task": task})
+
+    # Inside
+
+    def _take_in(self, job: Job) -> None:
+        self._jobs.append(job)
+
+    def _take_last_turn(self, jobs: list[Job]) -> None:
+        self._jobs.extend(jobs)
+        self.call_soon(self.stop)
+        self.run_forever()
+
+    def _wait(self, timeout: float | None) -> Events:
+        """Run the simulated world until asyncio's own part of the loop has something to do."""
+        if not self._hooked:
+            self._groups.hook_generators()
+            self._hooked = True
+        turns = 0
+        stuck = False
+        while turns < POLL_EVERY:
+            was_stuck, stuck = stuck, self._is_stuck()
+            if self._jobs and not (was_stuck and stuck):
+                self._turn()
+                turns += 1
+            elif timeout is None and not self._called_in:
+                if self._has_files() and (events := self._world.real.select(0)):
+                    return events
+                due = self._timers.next_due()
+                if due is None:
+                    return self._wait_for_real()
+                self._now = max(self._now, due)
+                self._spun = 0
+                self._jobs.extend(self._timers.take(self._now))
+                stuck = False  # What is due now must have its turn, whatever it is.
+            if timeout is not None or self._halted or self._called_in:
+                break
+        self._called_in = False
+        return self._world.real.select(0)
+
+    def _turn(self) -> None:
+        """Run what is ready now; what becomes ready meanwhile is for the next turn."""
+        jobs, self._jobs = self._jobs, []
+        if self._random is not None and len(jobs) > 1:
+            draw = self._random.random
+            jobs.sort(key=_place)
+            jobs.sort(key=lambda _: draw())
+        self._spun += len(jobs)
+        if self._spun > self._spin_limit:
+            spun, self._spun, self._jobs = self._spun, 0, jobs
+            raise LivelockError(
+                f"{spun} callbacks have run while the clock stood still at {self._now:g}; the next ones are\n  "
+                + "\n  ".join(describe_callback(job.callback) for job in jobs[:10])
+            )
+        groups, left = self._groups, iter(jobs)
+        for job in left:
+            callback = job.callback
+            if callback is None or ((groups.frozen or groups.killed) and groups.hold(job)):
+                continue
+            try:
+                job.context.run(callback, *job.args)
+            except (SystemExit, KeyboardInterrupt):
+                self._jobs[:0] = left
+                raise
+            except BaseException as error:
+                message = f"Exception in callback {describe_callback(callback)}"
+                self.call_exception_handler({"message": message, "exception": error, "handle": job})
+
+    def _is_stuck(self) -> bool:
+        """Tell whether nothing is ready but cancel scopes, which ask again each turn while their tasks cannot run."""
+        groups = self._groups
+        return bool(groups.frozen or groups.killed) and all(
+            job.callback is None or isinstance(getattr(job.callback, "__self__", None), anyio.CancelScope)
+            for job in self._jobs
+        )
+
+    def _has_files(self) -> bool:
+        return len(self._world.get_map()) > self._own_files
+
+    def _wait_for_real(self) -> Events:
+        """Wait for what is not simulated: files, sockets, threads. If there is no such thing, it is a deadlock."""
+        events = self._world.real.select(None if self._has_files() else self._grace)
+        if events or self._called_in:
+            self._called_in = False
+            return events
+        blocked = []
+        for task in self.tasks():
+            group = getattr(task, "group", None)
+            frozen = " (frozen)" if group in self._groups.frozen else ""
+            blocked.append(("" if group is None else f"group {group}{frozen}: ") + describe_task(task))
+        raise DeadlockError(
+            f"at {self._now:g} every task is blocked, and no timer or I/O can wake one:\n  " + "\n  ".join(blocked)
+        )
+
+
+class _Selector(selectors.BaseSelector):
+    """The real selector, except that to wait for the world is to run the simulated one."""
+
+    def __init__(self) -> None:
+        self.real = selectors.DefaultSelector()
+        self.wait: Callable[[float | None], Events] = self.real.select
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self.real.register(fileobj, events, data)
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        return self.real.unregister(fileobj)
+
+    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self.real.modify(fileobj, events, data)
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return self.real.get_map()
+
+    def select(self, timeout: float | None = None) -> Events:
+        return self.wait(timeout)
+
+    def close(self) -> None:
+        self.real.close()
+
+
+def _place(job: Job) -> int:
+    """Where a job stands before the seed decides: anyio cancels tasks in the order of a set, which is no order."""
+    place: int = getattr(getattr(job.callback, "__self__", None), "number", 0)
+    return place
+
+
+def virtual_loop() -> VirtualLoop:
+    """Return the running loop, which must be virtual."""
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, VirtualLoop):
+        raise RuntimeError(f"this needs virtual time: run it with rendezvous_async.testing.run, not on {loop!r}")
+    return loop
+
+
+def run(
+    function: Callable[[*Ts], Coroutine[Any, Any, T]],
+    *args: *Ts,
+    seed: int | None = None,
+    start: float = 0.0,
+    grace: float = GRACE,
+    spin_limit: int = SPIN_LIMIT,
+) -> T:
+    """Run a coroutine function to its end in virtual time, as ``asyncio.run`` does in real time.
+
+    Args:
+        function: Called with ``args``.
+        seed: Decides the order of callbacks that are ready together; see ``VirtualLoop`` for it and the others.
+
+    Raises:
+        DeadlockError: Every task is blocked.
+        LivelockError: The program runs and runs, and the clock stands still.
+    """
+    loop = VirtualLoop(seed, start=start, grace=grace, spin_limit=spin_limit)
+    try:
+        runner = asyncio.Runner(loop_factory=lambda: loop)  # for its handling of Ctrl+C; the loop winds up by itself
+        try:
+            result = runner.run(function(*args))
+        except BaseException:
+            with contextlib.suppress(VirtualTimeError):  # the first error is the one to report
+                loop.wind_up()
+            raise
+        loop.wind_up()
+        return result
+    finally:
+        loop.close()

@@ -1,0 +1,207 @@
+"""Random scenarios: one seed makes a cluster, a network and a schedule of faults, runs them, and checks everything.
+
+A scenario has two parts. In the first, things break: nodes crash, freeze, leave, are cut off and come back, the server
+forgets everything, somebody may close the run. In the second nothing breaks any more, and within a bounded time a round
+must form (liveness). Then every guarantee is checked against the history (safety).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from contextlib import suppress
+
+import anyio
+import msgspec
+
+from rendezvous_async.core.rules import Change
+from rendezvous_async.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousFencedError,
+    RendezvousGracefulExitError,
+    RendezvousTimeoutError,
+)
+from rendezvous_async.handler import Rendezvous
+from rendezvous_async.settings import Timeouts
+from rendezvous_async.testing.checks import check
+from rendezvous_async.testing.clock import run
+from rendezvous_async.testing.cluster import Cluster, NotSettledError
+from rendezvous_async.testing.history import Fault, Formed, History
+from rendezvous_async.testing.network import Faults
+from rendezvous_async.world import World
+
+__all__ = ["Report", "Scenario", "scenario_of", "simulate"]
+
+QUIET = Faults()
+WRITE_EVERY = 1.0
+SPIN_LIMIT = 50_000
+
+
+class Scenario(msgspec.Struct, frozen=True):
+    """What a seed stands for.
+
+    Attributes:
+        seed: Of everything.
+        nodes: How many.
+        min_nodes: The least that a round needs.
+        max_nodes: The most that a round takes.
+        ranks: The rank policy.
+        max_writes: How much one commit takes; small numbers make rounds form in batches.
+        faults: How bad the network is in the first part.
+        actions: How many things are done to the cluster in the first part.
+        closes: Whether the run is closed at the end of the first part.
+    """
+
+    seed: int
+    nodes: int
+    min_nodes: int
+    max_nodes: int
+    ranks: str
+    max_writes: int
+    faults: Faults
+    actions: int
+    closes: bool
+
+
+class Report(msgspec.Struct, frozen=True):
+    """How a scenario went: the rounds that formed, the faults that were put in, and a digest of the history."""
+
+    scenario: Scenario
+    rounds: int
+    faults: int
+    seconds: float
+    digest: str
+
+
+def scenario_of(seed: int, nodes: int | None = None, actions: int | None = None) -> Scenario:
+    """Return the scenario that a seed stands for; the size can be given."""
+    rng = random.Random(seed)
+    count = rng.randint(2, 6) if nodes is None else nodes
+    max_nodes = rng.randint(1, count)
+    bad = rng.choice((0.0, 0.02, 0.1))
+    return Scenario(
+        seed=seed,
+        nodes=count,
+        min_nodes=rng.randint(1, max_nodes),
+        max_nodes=max_nodes,
+        ranks=rng.choice(("sticky", "sticky", "sorted", "label:rack")),
+        max_writes=rng.choice((4, 8, 1024)),
+        faults=Faults(
+            delay=rng.choice((0.001, 0.02, 0.3)),
+            drop_request=bad,
+            drop_reply=bad,
+            late=rng.choice((0.0, bad)),
+        ),
+        actions=rng.randint(3, 25) if actions is None else actions,
+        closes=rng.random() < 0.2,
+    )
+
+
+def simulate(scenario: Scenario, watch: Callable[[History], None] = check) -> Report:
+    """Run a scenario in virtual time and check it.
+
+    Args:
+        scenario: What to run.
+        watch: Is given the history at the end; raises if it does not like it.
+
+    Raises:
+        BrokenGuaranteeError: A guarantee does not hold.
+        NotSettledError: Faults have stopped, and no round forms.
+        VirtualTimeError: Something hangs or spins.
+    """
+    history, unsettled = run(_play, scenario, seed=scenario.seed, spin_limit=SPIN_LIMIT)
+    watch(history)  # A breach of safety says more than that nothing happens any more, so it comes first.
+    if unsettled is not None:
+        raise unsettled
+    return Report(
+        scenario,
+        rounds=len(history.of(Formed)),
+        faults=len(history.of(Fault)),
+        seconds=max((record.at for record in history), default=0.0),
+        digest=hashlib.sha256(bytes(history)).hexdigest(),
+    )
+
+
+async def _play(scenario: Scenario) -> tuple[History, NotSettledError | None]:
+    rng = random.Random(scenario.seed + 1)
+    cluster = Cluster(
+        scenario.nodes,
+        scenario.min_nodes,
+        scenario.max_nodes,
+        seed=scenario.seed,
+        faults=scenario.faults,
+        program=worker,
+        timeouts=Timeouts(join=120, last_call=rng.choice((0.5, 5.0)), close=5, heartbeat=rng.choice((1.0, 5.0))),
+        ranks=scenario.ranks,
+        max_writes=scenario.max_writes,
+    )
+    async with cluster:
+        for _ in range(scenario.actions):
+            _disturb(cluster, rng)
+            await anyio.sleep(rng.choice((0.0, 0.01, 0.3, 1.0, 4.0, 12.0)))
+        if scenario.closes:
+            await _close(cluster, rng)
+        cluster.network.faults = QUIET
+        cluster.heal()
+        for index in range(scenario.nodes):
+            cluster.resume(index)
+            cluster.start(index)
+        try:
+            await cluster.settle()
+        except NotSettledError as error:
+            return cluster.history, error
+    return cluster.history, None
+
+
+def _disturb(cluster: Cluster, rng: random.Random) -> None:
+    """Do something to the cluster; what makes no sense right now does nothing."""
+    index = rng.randrange(len(cluster.nodes))
+    side = {other for other in range(len(cluster.nodes)) if rng.random() < 0.5}
+    actions: list[tuple[int, Callable[[], None]]] = [
+        (8, lambda: cluster.start(index)),
+        (3, lambda: cluster.crash(index)),
+        (3, lambda: cluster.restart(index)),
+        (2, lambda: cluster.leave(index)),
+        (3, lambda: cluster.pause(index)),
+        (3, lambda: cluster.resume(index)),
+        (2, lambda: cluster.partition(side)),
+        (3, cluster.heal),
+        (1, cluster.lose_server),
+    ]
+    weights = [weight for weight, _ in actions]
+    rng.choices([action for _, action in actions], weights)[0]()
+
+
+async def _close(cluster: Cluster, rng: random.Random) -> None:
+    able = [index for index, node in enumerate(cluster.nodes) if node.live and not node.paused]
+    if able:
+        with suppress(RendezvousConnectionError):  # It may have happened or not; the history knows.
+            await cluster.close(rng.choice(able), "end of the scenario")
+
+
+async def worker(rendezvous: Rendezvous) -> None:
+    """Do as an elastic job does: hold a world, write to its store all the time, and join again when it changes."""
+    while True:
+        try:
+            world = await rendezvous.join()
+        except (RendezvousClosedError, RendezvousGracefulExitError):
+            return
+        except RendezvousTimeoutError:
+            continue
+        async with world.until_changed() as block:
+            await _write(world)
+        if block.change is Change.CLOSED:
+            return
+
+
+async def _write(world: World) -> None:
+    while True:
+        try:
+            await world.store.set(f"progress of {world.rank}", "some")
+        except RendezvousConnectionError:
+            pass
+        except RendezvousFencedError:
+            await world.changed()
+        await anyio.sleep(WRITE_EVERY)
