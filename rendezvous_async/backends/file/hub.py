@@ -41,6 +41,8 @@ NOTIFIED_CHECK = 1.0
 QUICKEST_CHECK = 0.005
 EAGERNESS = 0.1
 """Where it does not: how long to wait for the next change, as a part of how long ago the last one was."""
+BREATH = 0.001
+"""Seconds between two reads of the log that only a notice asks for: many changes at once are read at once."""
 UNFINISHED = 1.0
 """Seconds after which the end of the log that is no whole frame is looked into under the lock."""
 MAX_BATCH = 1024
@@ -91,7 +93,8 @@ class Hub:
         self._changed_at = self._check_at = time.monotonic()
         self._unfinished: tuple[int, float] | None = None
         self._inotify: Inotify | None = None
-        self._marks: dict[int, str] = {}
+        self._of_log: int | None = None
+        self._of_sessions: int | None = None
         self._parts: list[Ledger | Lives | PatientLock] = []
         self._thread = threading.Thread(target=self._run, name=f"rendezvous {directory.path}", daemon=True)
 
@@ -108,6 +111,7 @@ class Hub:
         with self._mutex:
             self._watchers.add(names, watcher)
             self._everyone[watcher] = None
+        self.inbox.wake()
 
     def remove_watcher(self, names: Sequence[str], watcher: Call) -> None:
         with self._mutex:
@@ -170,10 +174,7 @@ class Hub:
         if self.options.inotify and (inotify := open_inotify()) is not None:
             self._inotify = inotify
             self._poll.register(inotify.fd, select.POLLIN)
-            for name, fd, mask in (("", directory.fd, MODIFY | MOVED_TO), ("sessions", lives.directory, CLOSE_WRITE)):
-                mark = inotify.add(fd, mask)
-                if mark is not None:
-                    self._marks[mark] = name
+            self._of_sessions = inotify.add(lives.directory, CLOSE_WRITE)
         lock = FileLock(open_file("lock", directory.fd, directory.mode))
         self._lock = PatientLock(lock, self.inbox.wake)
         self._parts.append(self._lock)
@@ -199,30 +200,50 @@ class Hub:
     def _turn(self) -> None:
         wait = max(0.0, self._check_at - time.monotonic())
         ready = [fd for fd, _ in self._poll.poll(wait * 1000)]
+        self._subscribe()
         free: list[Job] = []
         for job in self.inbox.take():
             (self._to_lock if job.locked else free).append(job)
-        noticed = False
-        dying = []
+        is_noticed, dying = False, set[str]()
         if self._inotify is not None and self._inotify.fd in ready:
-            for mark, name in self._inotify.read():
-                if self._marks.get(mark) == "sessions":
-                    dying.append(name)
-                else:
-                    noticed = noticed or name in ("log", "")
+            is_noticed, dying = self._notices()
         is_fresh = False
         if self._to_lock and self._lock.get():
             try:
                 is_fresh = self._write()
             finally:
                 self._lock.release()
-        if free or noticed or dying or time.monotonic() >= self._check_at:
+        now = time.monotonic()
+        if is_noticed and not free and not is_fresh and now < self.checked_at + BREATH:
+            self._check_at = min(self._check_at, self.checked_at + BREATH)
+        elif free or is_noticed or now >= self._check_at:
             self._read(free, is_fresh=is_fresh)
         if dying:
             looks = {session: self.ledger.lives.look(session) for session in dying}
             self._end({session: look for session, look in looks.items() if look.is_dead})
         self._announce()
         self._outbox.send()
+
+    def _subscribe(self) -> None:
+        """Have the kernel tell of changes to the log as long as somebody watches; others need not be woken."""
+        if self._inotify is None:
+            return
+        if self._everyone and self._of_log is None:
+            self._of_log = self._inotify.add(self.directory.fd, MODIFY | MOVED_TO)
+        elif not self._everyone and self._of_log is not None:
+            self._inotify.remove(self._of_log)
+            self._of_log = None
+
+    def _notices(self) -> tuple[bool, set[str]]:
+        """Return whether the log has changed, and the sessions whose files were closed."""
+        assert self._inotify is not None
+        is_noticed, dying = False, set()
+        for mark, name in self._inotify.read():
+            if mark == self._of_sessions:
+                dying.add(name)
+            else:
+                is_noticed = is_noticed or name in ("log", "")
+        return is_noticed, dying
 
     def _write(self) -> bool:
         """Do the jobs that need the lock, which is held; return whether the table is as new as can be."""
@@ -306,7 +327,7 @@ class Hub:
         self._check_at = min(now + self._interval(now), max(again, now + QUICKEST_CHECK))
 
     def _interval(self, now: float) -> float:
-        if self.directory.is_local and "" in self._marks.values():
+        if self.directory.is_local and (self._of_log is not None or not self._everyone):
             return NOTIFIED_CHECK
         return max(QUICKEST_CHECK, min(EAGERNESS * (now - self._changed_at), self.options.check))
 

@@ -232,8 +232,8 @@ async def test_a_killed_owner_is_known_long_before_its_ttl(tmp_path: Path) -> No
 
 async def test_a_stopped_process_with_the_lock_holds_up_writes_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "shared"
-    async with open_backend(f"file://{path}", run_id="held", timeout=0.5) as backend:
-        session = await backend.open_session(1.0)
+    async with open_backend(f"file://{path}", run_id="held", timeout=1.0) as backend:
+        session = await backend.open_session(60)
         async with started("hold_lock", path=str(path)) as worker:
             await worker.until("held")
             worker.send(signal.SIGSTOP)
