@@ -1,6 +1,6 @@
 """How fast the file backend is, next to sqlite in WAL mode in the same run, and what it costs when nothing happens.
 
-    python -m tests.benchmarks.bench_file [commits] [latency] [kill] [idle] [--directory DIR] [--quick]
+    python -m tests.benchmarks.bench_file [commits] [latency] [kill] [world] [idle] [--directory DIR] [--quick]
 
 Prints JSON lines, one for each measurement; every figure is the median of several runs. All clients are processes of
 their own. System calls are counted with strace, where it is there and may attach. Compare figures of one run only.
@@ -26,6 +26,7 @@ from typing import Any
 
 import anyio
 
+from rendezvous_async import Timeouts, connect
 from rendezvous_async.backends import open_backend
 from rendezvous_async.backends.base import Put
 
@@ -88,10 +89,9 @@ async def write(path: str, count: int, pause: float, options: dict[str, Any]) ->
     async with open_backend(f"file://{path}", run_id="bench", **options) as backend:
         say("ready")
         await hear()
-        for _ in range(count):
+        for number in range(1, count + 1):
             await anyio.sleep(pause)
-            await backend.commit(Put("now", repr(time.monotonic()).encode()))
-        say("done")
+            await backend.commit(Put("now", f"{number} {time.monotonic()}".encode()))
 
 
 async def node(path: str, options: dict[str, Any]) -> None:
@@ -110,6 +110,18 @@ async def node(path: str, options: dict[str, Any]) -> None:
             while True:
                 await anyio.sleep(1)
                 await session.keep_alive()
+
+
+async def member(path: str, size: int, options: dict[str, Any]) -> None:
+    """Form a world with others."""
+    timeouts = Timeouts(join=120, last_call=120)
+    async with connect(f"file://{path}", run_id="bench", nodes=size, timeouts=timeouts, **options) as rendezvous:
+        await rendezvous.status()
+        say("ready")
+        await hear()
+        world = await rendezvous.join()
+        say(world.rank, time.monotonic())
+        await hear()
 
 
 # What is measured
@@ -199,9 +211,11 @@ async def measure_latency(root: Path, quick: bool) -> None:
                 await line(child)
                 await watch.__anext__()
                 go(child)
-                while len(late) < count * 0.8:
+                number = 0
+                while number < count:
                     for entry in (await watch.__anext__()).entries:
-                        late.append(time.monotonic() - float(entry.value or b"0"))
+                        number, sent_at = int((entry.value or b"").split()[0]), float((entry.value or b"").split()[1])
+                        late.append(time.monotonic() - sent_at)
             report(
                 what="milliseconds until a change is seen",
                 inotify=inotify,
@@ -236,6 +250,33 @@ async def measure_kill(root: Path, quick: bool) -> None:
             median=round(statistics.median(times) * 1000, 1),
             worst=round(max(times) * 1000, 1),
         )
+
+
+async def measure_world(root: Path, quick: bool) -> None:
+    for size in (8, 64):
+        for fsync in (True, False):
+            times = []
+            for attempt in range(1 if quick else 3):
+                path = root / f"world-{size}-{fsync}-{attempt}"
+                async with AsyncExitStack() as stack:
+                    children = [
+                        await stack.enter_async_context(
+                            process("member", path=str(path), size=size, options={"fsync": fsync})
+                        )
+                        for _ in range(size)
+                    ]
+                    for child in children:
+                        await line(child)
+                    began = time.monotonic()
+                    for child in children:
+                        go(child)
+                    times.append(max([(await line(child))[1] for child in children]) - began)
+            report(
+                what="seconds until all have joined, from open backends",
+                processes=size,
+                fsync=fsync,
+                median=round(statistics.median(times), 3),
+            )
 
 
 async def measure_idle(root: Path, quick: bool) -> None:
@@ -294,9 +335,12 @@ MEASUREMENTS: dict[str, Callable[[Path, bool], Awaitable[None]]] = {
     "commits": measure_commits,
     "latency": measure_latency,
     "kill": measure_kill,
+    "world": measure_world,
     "idle": measure_idle,
 }
-ROLES: dict[str, Callable[..., Awaitable[None]]] = {role.__name__: role for role in (commits, sqlite, write, node)}
+ROLES: dict[str, Callable[..., Awaitable[None]]] = {
+    role.__name__: role for role in (commits, sqlite, write, node, member)
+}
 
 
 async def main() -> None:

@@ -42,7 +42,9 @@ QUICKEST_CHECK = 0.005
 EAGERNESS = 0.1
 """Where it does not: how long to wait for the next change, as a part of how long ago the last one was."""
 BREATH = 0.001
-"""Seconds between two reads of the log that only a notice asks for: many changes at once are read at once."""
+BREATH_PER_SESSION = 0.00005
+MAX_BREATH = 0.01
+"""Seconds between two reads of notices: of many changes at once, by many others, not each need wake everybody."""
 UNFINISHED = 1.0
 """Seconds after which the end of the log that is no whole frame is looked into under the lock."""
 MAX_BATCH = 1024
@@ -91,6 +93,7 @@ class Hub:
         self._observer = Observer()
         self._observed = 0
         self._changed_at = self._check_at = time.monotonic()
+        self._breathe_until = 0.0
         self._unfinished: tuple[int, float] | None = None
         self._inotify: Inotify | None = None
         self._of_log: int | None = None
@@ -169,8 +172,9 @@ class Hub:
         directory = self.directory
         lives = Lives(directory.subdirectory("sessions"), directory.mode, is_local=directory.is_local)
         self._parts.append(lives)
-        self._poll = select.poll()
-        self._poll.register(self.inbox.fd, select.POLLIN)
+        self._poll, self._deaf_poll = select.poll(), select.poll()
+        for poll in (self._poll, self._deaf_poll):
+            poll.register(self.inbox.fd, select.POLLIN)
         if self.options.inotify and (inotify := open_inotify()) is not None:
             self._inotify = inotify
             self._poll.register(inotify.fd, select.POLLIN)
@@ -198,8 +202,7 @@ class Hub:
         self.directory.close()
 
     def _turn(self) -> None:
-        wait = max(0.0, self._check_at - time.monotonic())
-        ready = [fd for fd, _ in self._poll.poll(wait * 1000)]
+        ready = self._wait()
         self._subscribe()
         free: list[Job] = []
         for job in self.inbox.take():
@@ -213,16 +216,21 @@ class Hub:
                 is_fresh = self._write()
             finally:
                 self._lock.release()
-        now = time.monotonic()
-        if is_noticed and not free and not is_fresh and now < self.checked_at + BREATH:
-            self._check_at = min(self._check_at, self.checked_at + BREATH)
-        elif free or is_noticed or now >= self._check_at:
+        if free or is_noticed or time.monotonic() >= self._check_at:
             self._read(free, is_fresh=is_fresh)
         if dying:
             looks = {session: self.ledger.lives.look(session) for session in dying}
             self._end({session: look for session, look in looks.items() if look.is_dead})
         self._announce()
         self._outbox.send()
+
+    def _wait(self) -> list[int]:
+        """Wait for jobs, for notices, or for the next check; for a breath after a notice, not for more of them."""
+        now = time.monotonic()
+        until, poll = self._check_at, self._poll
+        if now < self._breathe_until:
+            until, poll = min(until, self._breathe_until), self._deaf_poll
+        return [fd for fd, _ in poll.poll(max(0.0, until - now) * 1000)]
 
     def _subscribe(self) -> None:
         """Have the kernel tell of changes to the log as long as somebody watches; others need not be woken."""
@@ -237,6 +245,9 @@ class Hub:
     def _notices(self) -> tuple[bool, set[str]]:
         """Return whether the log has changed, and the sessions whose files were closed."""
         assert self._inotify is not None
+        self._breathe_until = time.monotonic() + min(
+            BREATH + BREATH_PER_SESSION * self.ledger.table.sessions, MAX_BREATH
+        )
         is_noticed, dying = False, set()
         for mark, name in self._inotify.read():
             if mark == self._of_sessions:

@@ -283,3 +283,25 @@ async def test_a_file_that_cannot_grow_loses_nothing(tmp_path: Path) -> None:
         assert await worker.until("goes on") == ["goes on", kept]
         await worker.rest()
         assert worker.process.returncode == 0
+
+
+@pytest.mark.parametrize("size", [8, pytest.param(64, marks=pytest.mark.slow)])
+async def test_processes_form_a_world(tmp_path: Path, size: int) -> None:
+    async with AsyncExitStack() as stack:
+        workers = [
+            await stack.enter_async_context(started("join", path=str(tmp_path / "shared"), size=size, options={}))
+            for _ in range(size)
+        ]
+        await everyone(workers, "ready")
+        for worker in workers:
+            worker.tell()
+        await everyone(workers, "joined")
+        worlds = [worker.said[-1] for worker in workers]
+        assert {(world[3], world[5], world[6]) for world in worlds} == {(1, size, worlds[0][6])}
+        assert sorted(world[4] for world in worlds) == list(range(size))
+        for worker in workers:
+            worker.tell()
+        async with anyio.create_task_group() as group:
+            for worker in workers:
+                group.start_soon(worker.rest)
+        assert [worker.process.returncode for worker in workers] == [0] * size
