@@ -36,11 +36,11 @@ __all__ = ["Hub", "Options"]
 
 logger = logging.getLogger(__name__)
 
-NOTIFIED_CHECK = 1.0
-"""Seconds between checks where the kernel tells of changes, in case it once does not."""
+CALM_CHECK = 1.0
+"""Seconds between checks where nobody watches, or where the kernel tells of changes, in case it once does not."""
 QUICKEST_CHECK = 0.005
 EAGERNESS = 0.1
-"""Where it does not: how long to wait for the next change, as a part of how long ago the last one was."""
+"""Otherwise: how long to wait for the next change, as a part of how long ago the last one was."""
 BREATH = 0.001
 BREATH_PER_SESSION = 0.00005
 MAX_BREATH = 0.01
@@ -191,6 +191,7 @@ class Hub:
         self.failure = why
         self.inbox = Inbox()
         self.inbox.close(why)
+        self._lock.abandon()
         self._close()
         if self._inotify is not None:
             self._inotify.close()
@@ -211,7 +212,7 @@ class Hub:
         if self._inotify is not None and self._inotify.fd in ready:
             is_noticed, dying = self._notices()
         is_fresh = False
-        if self._to_lock and self._lock.get():
+        if self._to_lock and self._get_lock():
             try:
                 is_fresh = self._write()
             finally:
@@ -256,6 +257,15 @@ class Hub:
                 is_noticed = is_noticed or name in ("log", "")
         return is_noticed, dying
 
+    def _get_lock(self) -> bool:
+        try:
+            return self._lock.get()
+        except OSError as error:
+            for job in self._to_lock:
+                self._outbox.answer(job, None, explain(self.directory.path, "lock", error))
+            self._to_lock.clear()
+            return False
+
     def _write(self) -> bool:
         """Do the jobs that need the lock, which is held; return whether the table is as new as can be."""
         batch, self._to_lock = self._to_lock[:MAX_BATCH], self._to_lock[MAX_BATCH:]
@@ -297,6 +307,7 @@ class Hub:
             self._wake_everyone()
         for job in jobs:
             self._do(job)
+        self._check_at = min(self._check_at, now + self._interval(now))
         if now >= self._check_at or self.ledger.table.sessions != self._observed:
             self._check(now)
 
@@ -338,8 +349,8 @@ class Hub:
         self._check_at = min(now + self._interval(now), max(again, now + QUICKEST_CHECK))
 
     def _interval(self, now: float) -> float:
-        if self.directory.is_local and (self._of_log is not None or not self._everyone):
-            return NOTIFIED_CHECK
+        if not self._everyone or (self._of_log is not None and self.directory.is_local):
+            return CALM_CHECK
         return max(QUICKEST_CHECK, min(EAGERNESS * (now - self._changed_at), self.options.check))
 
     def _end(self, over: dict[str, Look]) -> None:

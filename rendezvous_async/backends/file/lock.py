@@ -123,6 +123,11 @@ class PatientLock:
         if self._wanted is not None:
             self._wanted.put(False)
 
+    def abandon(self) -> None:
+        """Let go of the lock file in a forked child, where the thread is not, whatever it was doing."""
+        self._mutex = threading.Lock()
+        self._lock.close()
+
     def _wait(self, wanted: queue.SimpleQueue[bool]) -> None:
         while wanted.get():
             error = None

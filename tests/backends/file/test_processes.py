@@ -96,11 +96,11 @@ async def hammer(path: Path, processes: int, commits: int, **options: Any) -> No
 
 
 async def test_sixteen_processes_make_one_history(tmp_path: Path) -> None:
-    await hammer(tmp_path / "shared", 16, 20)
+    await hammer(tmp_path / "shared", 16, 10)
 
 
 async def test_processes_without_notices_make_one_history(tmp_path: Path) -> None:
-    await hammer(tmp_path / "shared", 4, 25, inotify=False, fsync=False)
+    await hammer(tmp_path / "shared", 4, 20, inotify=False, fsync=False)
 
 
 async def run_kits(path: Path, processes: int) -> None:
