@@ -118,6 +118,8 @@ class PatientLock:
             if self._is_closed:
                 return
             self._is_closed = True
+            if self._is_granted:
+                self._lock.release()
             if not self._is_asked or self._is_granted:
                 self._lock.close()
         if self._wanted is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import signal
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -204,30 +205,33 @@ async def test_wall_clocks_an_hour_apart_make_no_difference(tmp_path: Path, inot
             await worker.until("ended")
 
 
+@asynccontextmanager
+async def living(path: Path, ttl: float) -> AsyncIterator[tuple[Process, Watch, dict[str, bytes]]]:
+    """A process with a session, as a watch here shows it."""
+    async with (
+        started("live", path=str(path), ttl=ttl, ahead=0, options={}) as worker,
+        open_backend(f"file://{path}", run_id="live") as backend,
+        backend.watch("node/") as watch,
+    ):
+        view: dict[str, bytes] = {}
+        await show(watch, view, lambda view: len(view) == 1)
+        yield worker, watch, view
+
+
 async def test_a_stopped_owner_finds_itself_out(tmp_path: Path) -> None:
-    path = tmp_path / "shared"
-    async with started("live", path=str(path), ttl=1.0, ahead=0, options={}) as worker:
-        await worker.until("ready")
-        async with open_backend(f"file://{path}", run_id="live") as backend, backend.watch("node/") as watch:
-            view: dict[str, bytes] = {}
-            await show(watch, view, lambda view: len(view) == 1)
-            worker.send(signal.SIGSTOP)
-            await show(watch, view, lambda view: not view)
-            worker.send(signal.SIGCONT)
-            assert await worker.until("refused") == ["refused", "RendezvousSessionError"]
-            worker.tell()
-            await worker.until("ended")
+    async with living(tmp_path / "shared", 1.0) as (worker, watch, view):
+        worker.send(signal.SIGSTOP)
+        await show(watch, view, lambda view: not view)
+        worker.send(signal.SIGCONT)
+        assert await worker.until("refused") == ["refused", "RendezvousSessionError"]
+        worker.tell()
+        await worker.until("ended")
 
 
 async def test_a_killed_owner_is_known_long_before_its_ttl(tmp_path: Path) -> None:
-    path = tmp_path / "shared"
-    async with started("live", path=str(path), ttl=600.0, ahead=0, options={}) as worker:
-        await worker.until("ready")
-        async with open_backend(f"file://{path}", run_id="live") as backend, backend.watch("node/") as watch:
-            view: dict[str, bytes] = {}
-            await show(watch, view, lambda view: len(view) == 1)
-            worker.send(signal.SIGKILL)
-            await show(watch, view, lambda view: not view)
+    async with living(tmp_path / "shared", 600.0) as (worker, watch, view):
+        worker.send(signal.SIGKILL)
+        await show(watch, view, lambda view: not view)
 
 
 async def test_a_stopped_process_with_the_lock_holds_up_writes_and_nothing_else(tmp_path: Path) -> None:
