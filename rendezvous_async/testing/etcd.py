@@ -345,7 +345,7 @@ def _healthy(member: EtcdMember) -> bool:
             member.ask("/v3/kv/range", {"key": "AA=="})
     except (OSError, ValueError):
         return False
-    return status.get("leader", "0") != "0"
+    return bool(status.get("leader", "0") != "0")
 
 
 def _free_ports(count: int) -> list[int]:

@@ -31,10 +31,11 @@ from rendezvous_async.backends.base import (
 from rendezvous_async.backends.etcd.channel import Cluster, logger
 from rendezvous_async.backends.etcd.commits import Commits, grant
 from rendezvous_async.backends.etcd.faults import EtcdRefusedError, Fault
+from rendezvous_async.backends.etcd.feeds import Feeds
 from rendezvous_async.backends.etcd.history import History
 from rendezvous_async.backends.etcd.lease import EtcdSession, KeepAlives, lease_id
 from rendezvous_async.backends.etcd.options import Options
-from rendezvous_async.backends.etcd.watch import EtcdWatch, Feeds, read_names
+from rendezvous_async.backends.etcd.watch import EtcdWatch, read_names
 from rendezvous_async.errors import RendezvousConnectionError
 from rendezvous_async.settings import Endpoint, check_seconds
 

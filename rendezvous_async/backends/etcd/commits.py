@@ -10,9 +10,9 @@ holds the commit's number, and compares it with what this client last wrote ther
 
 A slot is used by one commit at a time, so there are as many markers as this client has had commits under way at once.
 They belong to a lease of the client (the page), which the backend keeps alive, and go with it. The marker costs no
-revision of its own, shows in no list or watch of a run, and was measured to cost about a tenth of the throughput;
-recognising one's own values instead would be free, but two clients may write equal values, and a deletion leaves nothing
-to recognise.
+revision of its own, shows in no list or watch of a run, and was measured to cost about a tenth of the throughput.
+Recognising one's own values instead would be free, but two clients may write equal values, and a deletion leaves
+nothing to recognise.
 """
 
 from __future__ import annotations
@@ -234,13 +234,11 @@ class Commits:
 
     def _operation(self, write: Write) -> Any:
         match write:
-            case Put(key, value, None):
-                return put_op(key, value)
             case Put(key, value, session):
-                return put_op(key, value, lease_id(session) or _NO_LEASE)
+                return put_op(key, value, 0 if session is None else lease_id(session) or _NO_LEASE)
             case Delete(name):
-                key, end = key_range(name)
-                return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key, range_end=end))
+                start, end = key_range(name)
+                return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=start, range_end=end))
 
     def _unknown(self, why: str) -> RendezvousConnectionError:
         return RendezvousConnectionError(

@@ -62,10 +62,10 @@ class KeepAlives(Stream):
         if self._closed:
             raise closed_error("etcd")
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        waiting = self._asked.get(lease, ())
-        if not self.is_open:  # who has given up in the meantime is not asked for again
-            waiting = [each for each in waiting if not each.done()]
-        self._asked[lease] = deque((*waiting, answer))
+        waiting = self._asked.setdefault(lease, deque())
+        if not self.is_open and waiting and waiting[-1].done():
+            waiting.pop()  # who has given up in the meantime is not asked for again
+        waiting.append(answer)
         self._ask(lease)
         self.want()
         with anyio.move_on_after(self._cluster.connect_timeout):
