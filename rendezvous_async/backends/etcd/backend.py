@@ -35,7 +35,7 @@ from rendezvous_async.backends.etcd.feeds import Feeds
 from rendezvous_async.backends.etcd.history import History
 from rendezvous_async.backends.etcd.lease import EtcdSession, KeepAlives, lease_id
 from rendezvous_async.backends.etcd.options import Options
-from rendezvous_async.backends.etcd.watch import EtcdWatch, read_names
+from rendezvous_async.backends.etcd.watch import EtcdWatch
 from rendezvous_async.errors import RendezvousConnectionError
 from rendezvous_async.settings import Endpoint, check_seconds
 
@@ -125,7 +125,7 @@ class EtcdBackend(Backend):
 
     async def _list(self, name: str) -> Listing:
         self._check_open()
-        return await read_names(self._history, (name,))
+        return await self._history.read((name,))
 
     async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
         self._check_open()

@@ -114,6 +114,7 @@ class Cluster:
         self.call_timeout = options.call_timeout
         self.connect_timeout = options.connect_timeout
         self.calls = 0
+        self.missed_answers = 0
         self.orderly_progress = False
         self.closed = False
         self._user = options.user
@@ -154,6 +155,7 @@ class Cluster:
 
     def leave(self, member: Member, trouble: str, *, hopeless: bool = False) -> None:
         """Use another member from now on, if this one is in use and there is another."""
+        self.missed_answers += 1
         member.trouble, member.hopeless = trouble, hopeless
         if member is not self._member or len(self._members) == 1 or self.closed:
             return

@@ -120,12 +120,8 @@ class Commits:
     async def commit(self, writes: Sequence[Write], when: Sequence[Condition]) -> Commit:
         """Do all writes at once if every condition holds, else none, and exactly once."""
         while True:
-            if any(each.token is not None and each.token.epoch != self._history.epoch for each in when):
-                return await self._lose(when)
-            if not writes:
-                if (commit := await self._check(when)) is not None:
-                    return commit
-                continue
+            if not writes or any(each.token and each.token.epoch != self._history.epoch for each in when):
+                return await self._check(when)
             page = await self._turn()
             slot = page.take()
             kept = False
@@ -177,7 +173,9 @@ class Commits:
             raise self._unknown("its marker is gone") if tally.doubt else _PageGoneError
         if tally.doubt and (won := await self._void(slot, number)) is not None:
             return won
-        return self._lost(response, response.responses[2:])
+        found = [pair for read in response.responses[2:] for pair in read.response_range.kvs]
+        entries = {pair.key: self._history.entry(pair) for pair in found}
+        return Commit(False, self._history.token(response.header.revision), tuple(entries.values()))
 
     async def _void(self, slot: _Slot, number: bytes) -> Commit | None:
         """Make sure that no copy of a commit is applied from now on; return the commit if one was applied before."""
@@ -212,22 +210,14 @@ class Commits:
             return RendezvousSessionError(f"session {' or '.join(sessions)} has ended; nothing was written")
         return self._unknown("its lease is gone") if tally.doubt else _PageGoneError()
 
-    async def _check(self, when: Sequence[Condition]) -> Commit | None:
-        response = await self._history.try_read((), self._conditions(when), [get_op(each.key) for each in when])
-        if response is None:
-            return None
-        if response.succeeded:
-            return Commit(True, self._history.token(response.header.revision))
-        return self._lost(response, response.responses[1:])
-
-    async def _lose(self, when: Sequence[Condition]) -> Commit:
-        """Answer a commit that is known to lose, since a condition is of another epoch."""
-        response = await self._history.read([get_op(each.key) for each in when])
-        return self._lost(response, response.responses)
-
-    def _lost(self, response: Any, reads: Sequence[Any]) -> Commit:
-        found = {pair.key: self._history.entry(pair) for read in reads for pair in read.response_range.kvs}
-        return Commit(False, self._history.token(response.header.revision), tuple(found.values()))
+    async def _check(self, when: Sequence[Condition]) -> Commit:
+        """Answer a commit that writes nothing, or one that is known to lose: a condition is of another epoch."""
+        keys = list(dict.fromkeys(each.key for each in when))
+        listing = await self._history.read(keys or [self._history.key])
+        entries = {entry.key: entry for entry in listing.entries if keys}
+        current = {key: entry.token for key, entry in entries.items()}
+        won = all(current.get(each.key) == each.token for each in when)
+        return Commit(won, listing.token, () if won else tuple(entries.values()))
 
     def _conditions(self, when: Sequence[Condition]) -> list[Any]:
         return [unchanged(each.key, 0 if each.token is None else each.token.revision) for each in when]

@@ -51,6 +51,8 @@ class Fault(Enum):
     """A lease named in the request does not exist."""
     LEASE_EXISTS = auto()
     """A lease of that id has been granted before."""
+    REVISION = auto()
+    """The revision asked for is compacted, or this member has not come so far."""
     TOO_LARGE = auto()
     """The request is over a limit of the server."""
     REFUSED = auto()
@@ -84,6 +86,8 @@ def judge(error: Exception, *, has_user: bool) -> Fault:
         return Fault.LEASE_GONE
     if "lease already exists" in text:
         return Fault.LEASE_EXISTS
+    if code is rpc.StatusCode.OUT_OF_RANGE:
+        return Fault.REVISION
     if "request is too large" in text or "too many operations" in text or "larger than max" in text:
         return Fault.TOO_LARGE
     if "too many requests" in text:

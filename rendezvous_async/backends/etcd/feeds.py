@@ -2,7 +2,7 @@
 
 A feed is started "from now", and etcd says which revision that was; after a break it resumes where it stood. Within one
 feed etcd delivers in order and whole commits; between feeds it promises nothing. What two feeds have delivered is known
-to be whole once the stream has told its progress (a barrier). It is asked twice, because servers before 3.5.8 may answer
+to be whole once the stream has told its progress (a barrier). It is asked twice: servers before 3.5.8 may answer
 before they have sent what was already queued.
 
 **How current.** Now and then the cluster is asked, through consensus, for its revision; when a barrier has passed that

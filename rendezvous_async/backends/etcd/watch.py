@@ -4,7 +4,7 @@
 does not see, the feeds will bring. Changes up to the revision of the read are dropped. When a feed has to start anew,
 since etcd has compacted what it was to deliver next, or has lost its data, everything is read again.
 
-**No half commits.** What comes for a watch of several names is held until a barrier has passed all feeds (see feeds.py).
+**No half commits.** What comes for a watch of several names is held until a barrier (see feeds.py) has passed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,9 @@ from anyio.lowlevel import checkpoint
 from rendezvous_async.backends.base import Entry, Listing, Token, Watch, closed_error, covers
 from rendezvous_async.backends.etcd.faults import EtcdRefusedError
 from rendezvous_async.backends.etcd.feeds import Feed, Feeds
-from rendezvous_async.backends.etcd.history import History, get_op
 from rendezvous_async.errors import RendezvousConnectionError
 
-__all__ = ["EtcdWatch", "read_names"]
-
-MAX_OPERATIONS = 120
+__all__ = ["EtcdWatch"]
 
 
 class EtcdWatch(Watch):
@@ -158,7 +155,7 @@ class EtcdWatch(Watch):
             return None
         asked_at, self._missed = anyio.current_time(), False
         try:
-            listing = await read_names(self._hub.history, self._names)
+            listing = await self._hub.history.read(self._names)
         except EtcdRefusedError:
             raise
         except RendezvousConnectionError:
@@ -184,16 +181,3 @@ class EtcdWatch(Watch):
     async def _wait(self) -> None:
         self._woken = anyio.Event()
         await self._woken.wait()
-
-
-async def read_names(history: History, names: tuple[str, ...]) -> Listing:
-    """Read some names as of one revision."""
-    entries: list[Entry] = []
-    response = await history.read([get_op(name) for name in names[:MAX_OPERATIONS]])
-    epoch, revision = history.epoch, response.header.revision
-    for start in range(0, len(names), MAX_OPERATIONS):
-        if start:
-            response = await history.read([get_op(name, revision) for name in names[start : start + MAX_OPERATIONS]])
-        entries.extend(history.entry(pair) for read in response.responses for pair in read.response_range.kvs)
-    entries.sort(key=lambda entry: entry.key)
-    return Listing(tuple(entries), Token(epoch, revision))
