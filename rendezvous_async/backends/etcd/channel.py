@@ -253,4 +253,4 @@ class Cluster:
 
     def _unreachable(self, name: str, seconds: float) -> RendezvousConnectionError:
         tried = [f"{member.address}: {member.trouble or 'not asked'}" for member in self._members]
-        return RendezvousConnectionError(f"no answer from {self.endpoint} to {name} in {seconds:.1f} s", tried)
+        return RendezvousConnectionError(f"no usable answer from {self.endpoint} to {name} in {seconds:.1f} s", tried)

@@ -6,6 +6,7 @@ etcd tells its errors apart by gRPC code and by text; the texts are part of its 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable
 from enum import Enum, auto
 from typing import TypeVar
@@ -30,12 +31,17 @@ _ELSEWHERE = frozenset(
         rpc.StatusCode.CANCELLED,
     }
 )
-_HOPELESS = (
-    ("certificate verify failed", "the server's certificate is not signed by the given ca, or is for another name"),
-    ("certificate_verify_failed", "the server's certificate is not signed by the given ca, or is for another name"),
-    ("wrong_version_number", "the server does not speak TLS: use etcd:// instead of etcds://"),
-    ("http1.x server", "the server speaks HTTP/1 only: this is no etcd, or one of version 2"),
-)
+_HOPELESS = {
+    "certificate_verify_failed": "the server's certificate is not signed by the given ca",
+    "hostname verification check failed": "the server's certificate is for another name",
+    "alert_bad_certificate": "the server wants a client certificate that it trusts: give cert and key",
+    "alert_certificate_required": "the server wants a client certificate: give cert and key",
+    "http1.x server": "the server speaks HTTP/1 only: this is no etcd, or one of version 2",
+}
+_HINTS = _HOPELESS | {
+    "handshake read failed": "the server broke off the TLS handshake; if it does not speak TLS, use etcd://",
+    "failed to connect to all addresses.*socket closed": "the server hung up; if it speaks TLS, use etcds://",
+}
 
 
 class Fault(Enum):
@@ -77,7 +83,7 @@ def judge(error: Exception, *, has_user: bool) -> Fault:
         return Fault.ELSEWHERE
     code, text = error.code(), _details(error).lower()
     if code in _ELSEWHERE:
-        return Fault.HOPELESS if any(sign in text for sign, _ in _HOPELESS) else Fault.ELSEWHERE
+        return Fault.HOPELESS if any(sign in text for sign in _HOPELESS) else Fault.ELSEWHERE
     if code is rpc.StatusCode.UNAUTHENTICATED or "revision of auth store is old" in text:
         return Fault.RENEW if has_user else Fault.REFUSED
     if "user name is empty" in text and has_user:
@@ -101,8 +107,8 @@ def describe(error: Exception) -> str:
         return str(error) or type(error).__name__
     text = _details(error)
     lowered = text.lower()
-    for sign, meaning in _HOPELESS:
-        if sign in lowered:
+    for sign, meaning in _HINTS.items():
+        if re.search(sign, lowered):
             return f"{meaning} ({text})"
     if error.code() is rpc.StatusCode.DEADLINE_EXCEEDED:
         return "no answer in time"
