@@ -48,7 +48,7 @@ CHANNEL_OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 500),
     # A proxy of the environment is for the web, not for the cluster next door.
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", -1),
