@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import urllib.request
-
 import anyio
 import pytest
 
@@ -20,13 +18,6 @@ CALL = 0.4
 def compact(etcd: EtcdCluster) -> None:
     """Have etcd forget everything but the present."""
     etcd.members[0].ask("/v3/kv/compaction", {"revision": etcd.revision(), "physical": True})
-
-
-def count(etcd: EtcdCluster, metric: str) -> int:
-    """Return one of etcd's own counters."""
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(etcd.members[0].url + "/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    return int(float(next(line.split()[1] for line in lines if line.startswith(metric + " "))))
 
 
 async def until_current(watch: Watch, moment: float) -> None:
@@ -104,7 +95,8 @@ async def test_after_a_token_that_is_compacted(etcd: EtcdCluster) -> None:
 
 async def test_many_watches_are_one_stream_and_one_feed_for_each_name(etcd: EtcdCluster) -> None:
     streams, watchers = "etcd_debugging_mvcc_watch_stream_total", "etcd_debugging_mvcc_watcher_total"
-    streams_before, watchers_before = count(etcd, streams), count(etcd, watchers)
+    member = etcd.members[0]
+    streams_before, watchers_before = member.metric(streams), member.metric(watchers)
     async with open_backend(etcd.endpoint, run_id="many watches") as backend:
         everybody = 300
 
@@ -125,13 +117,13 @@ async def test_many_watches_are_one_stream_and_one_feed_for_each_name(etcd: Etcd
                 for number in range(everybody):
                     group.start_soon(follow, number)
                 await all_there.wait()
-                assert count(etcd, streams) == streams_before + 1
-                assert count(etcd, watchers) == watchers_before + 11
+                assert member.metric(streams) == streams_before + 1
+                assert member.metric(watchers) == watchers_before + 11
                 seats = (Put(f"seats/{number}", b"yours") for number in range(10))
                 await backend.commit(*seats, Put("state", b"formed"))
         await backend.commit(Delete(""))
         with anyio.fail_after(10):
-            while count(etcd, watchers) > watchers_before:  # noqa: ASYNC110 - a counter inside etcd
+            while member.metric(watchers) > watchers_before:  # noqa: ASYNC110 - a counter inside etcd
                 await anyio.sleep(0.02)
 
 
