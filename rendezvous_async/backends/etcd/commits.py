@@ -27,8 +27,9 @@ from aetcd import rpc
 from rendezvous_async.backends.base import Commit, Condition, Delete, Put, Write
 from rendezvous_async.backends.etcd.channel import Cluster, Tally
 from rendezvous_async.backends.etcd.faults import EtcdRefusedError, Fault
-from rendezvous_async.backends.etcd.history import History, get_op, key_range, put_op, unchanged
+from rendezvous_async.backends.etcd.history import History, get_op, put_op, unchanged
 from rendezvous_async.backends.etcd.lease import KeepAlives, lease_id
+from rendezvous_async.backends.etcd.reads import key_range
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousSessionError
 
 __all__ = ["Commits", "grant"]

@@ -21,7 +21,8 @@ from aetcd import rpc
 from rendezvous_async.backends.base import Entry
 from rendezvous_async.backends.etcd.channel import Cluster
 from rendezvous_async.backends.etcd.faults import EtcdRefusedError, Fault
-from rendezvous_async.backends.etcd.history import History, key_range
+from rendezvous_async.backends.etcd.history import History
+from rendezvous_async.backends.etcd.reads import key_range
 from rendezvous_async.backends.etcd.stream import Stream
 from rendezvous_async.errors import RendezvousConnectionError
 

@@ -22,15 +22,10 @@ from rendezvous_async.backends.base import Entry, Listing, Token
 from rendezvous_async.backends.etcd.channel import Cluster, logger
 from rendezvous_async.backends.etcd.faults import EtcdRefusedError, Fault
 from rendezvous_async.backends.etcd.lease import session_id
+from rendezvous_async.backends.etcd.reads import Reads
 from rendezvous_async.errors import RendezvousStateError
 
-__all__ = ["History", "get_op", "key_range", "put_op", "unchanged"]
-
-
-def key_range(name: str) -> tuple[bytes, bytes]:
-    """Return ``key`` and ``range_end`` of a key, or of a subtree if the name ends in a slash."""
-    key = name.encode()
-    return (key, key[:-1] + b"0") if name.endswith("/") else (key, b"")
+__all__ = ["History", "get_op", "put_op", "unchanged"]
 
 
 def get_op(key: str) -> Any:
@@ -51,6 +46,7 @@ class History:
         self.guard: Any = None
         self.key = f"{namespace}@epoch"
         self._cluster = cluster
+        self._reads = Reads(cluster)
         self._cluster_id = 0
         self._random = random
         self._revision = 0
@@ -105,10 +101,7 @@ class History:
             revision = 0
             try:
                 for name in names:
-                    key, end = key_range(name)
-                    # Once a member has shown a revision, what it had then can be read without asking the others.
-                    request = rpc.RangeRequest(key=key, range_end=end, revision=revision, serializable=revision > 0)
-                    response = await self._cluster.call("Range", request)
+                    response = await self._reads.range(name, revision)
                     revision = revision or response.header.revision
                     entries.extend(self.entry(pair) for pair in response.kvs)
             except EtcdRefusedError as error:
@@ -125,7 +118,7 @@ class History:
     async def verify(self) -> int:
         """Make sure that the epoch is still the same, and return the revision of this moment."""
         missed = self._cluster.missed_answers
-        response = await self._cluster.call("Range", rpc.RangeRequest(key=self.key.encode()))
+        response = await self._reads.range(self.key)
         value = response.kvs[0].value if response.kvs else None
         if (response.header.cluster_id, value) != (self._cluster_id, self.guard.value):
             await self.load()
