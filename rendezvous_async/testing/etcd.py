@@ -103,7 +103,12 @@ class EtcdMember:
             *("--initial-cluster", self.cluster.initial_cluster, "--initial-cluster-token", self.cluster.token),
             *self.cluster.arguments,
         ]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
+        # Settings of an etcd of the user's own are not for this one; that it may run on this processor is.
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("ETCD_") or name == "ETCD_UNSUPPORTED_ARCH"
+        }
         with (self.cluster.directory / f"{self.name}.log").open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment

@@ -21,7 +21,7 @@ from aetcd import rpc
 from rendezvous_async.backends.base import Entry
 from rendezvous_async.backends.etcd.channel import Cluster
 from rendezvous_async.backends.etcd.faults import EtcdRefusedError, Fault
-from rendezvous_async.backends.etcd.history import History
+from rendezvous_async.backends.etcd.history import History, key_of
 from rendezvous_async.backends.etcd.reads import key_range
 from rendezvous_async.backends.etcd.stream import Stream
 from rendezvous_async.errors import RendezvousConnectionError
@@ -108,8 +108,8 @@ class Feeds(Stream):
 
     def unsubscribe(self, watch: EtcdWatch, feed: Feed) -> None:
         """Undo ``subscribe``; the last one out ends the feed."""
-        self.watches.pop(watch, None)
-        feed.watches.pop(watch, None)
+        for watches in (self.watches, feed.watches, self._barrier.now, self._barrier.next):
+            watches.pop(watch, None)
         if not feed.watches and feed in self._feeds:
             self._forget(feed)
             if self.is_open:
@@ -216,7 +216,7 @@ class Feeds(Stream):
 
     def _entry(self, event: Any) -> Entry:
         if event.type == rpc.Event.DELETE:
-            return Entry(event.kv.key.decode(), None, self.history.token(event.kv.mod_revision))
+            return Entry(key_of(event.kv), None, self.history.token(event.kv.mod_revision))
         return self.history.entry(event.kv)
 
     def _cancelled(self, feed: Feed, response: Any) -> None:

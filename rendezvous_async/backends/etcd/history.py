@@ -23,9 +23,14 @@ from rendezvous_async.backends.etcd.channel import Cluster, logger
 from rendezvous_async.backends.etcd.faults import EtcdRefusedError, Fault
 from rendezvous_async.backends.etcd.lease import session_id
 from rendezvous_async.backends.etcd.reads import Reads
-from rendezvous_async.errors import RendezvousStateError
 
-__all__ = ["History", "get_op", "put_op", "unchanged"]
+__all__ = ["History", "get_op", "key_of", "put_op", "unchanged"]
+
+
+def key_of(pair: Any) -> str:
+    """Return the key of a KeyValue; one that somebody else put there need not be text."""
+    key: str = pair.key.decode(errors="backslashreplace")
+    return key
 
 
 def get_op(key: str) -> Any:
@@ -65,11 +70,7 @@ class History:
 
     def entry(self, pair: Any) -> Entry:
         """Return what etcd calls a KeyValue as an entry."""
-        try:
-            key = pair.key.decode()
-        except UnicodeDecodeError:
-            raise RendezvousStateError(f"etcd holds a key that is not ours: {pair.key!r}") from None
-        return Entry(key, pair.value, Token(self.epoch, pair.mod_revision), session_id(pair.lease))
+        return Entry(key_of(pair), pair.value, Token(self.epoch, pair.mod_revision), session_id(pair.lease))
 
     async def load(self, deadline: float | None = None) -> None:
         """Read the epoch, or begin one."""

@@ -114,6 +114,7 @@ async def test_a_watch_that_is_refused_for_an_expired_token_is_started_anew(secu
                 await backend.commit(Delete(""))
 
 
+@pytest.mark.slow
 async def test_a_restart_forgets_all_tokens() -> None:
     async with start_etcd() as cluster:
         secure(cluster)

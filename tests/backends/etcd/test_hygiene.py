@@ -24,7 +24,7 @@ async def main():
     async with start_etcd(2) as etcd:
         abandoned = await open_backend(etcd.endpoint, run_id="run").__aenter__()
         async with (
-            open_backend(etcd.endpoint, run_id="run", call_timeout=0.3, connect_timeout=0.6) as backend,
+            open_backend(etcd.endpoint, run_id="run", call_timeout=0.2, connect_timeout=0.3) as backend,
             anyio.create_task_group() as group,
         ):
             seen = anyio.Event()

@@ -21,7 +21,7 @@ from rendezvous_async.backends.base import Put
 from rendezvous_async.errors import RendezvousConnectionError
 from rendezvous_async.testing.etcd import EtcdCluster, start_etcd
 
-TIMEOUT = 1.0
+TIMEOUT = 0.7
 
 
 async def refusal(endpoint: str, **options: object) -> str:

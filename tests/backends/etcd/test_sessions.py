@@ -122,7 +122,7 @@ async def keep_64_alive(etcd: EtcdCluster, seconds: float) -> None:
 
 
 async def test_keep_alives_write_nothing(etcd: EtcdCluster) -> None:
-    await keep_64_alive(etcd, 3)
+    await keep_64_alive(etcd, 2)
 
 
 @pytest.mark.slow
@@ -130,7 +130,10 @@ async def test_ten_minutes_of_keep_alives_write_nothing(etcd: EtcdCluster) -> No
     await keep_64_alive(etcd, 600)
 
 
-@pytest.mark.parametrize("wiped", [False, True], ids=["with its data", "without its data"])
+@pytest.mark.parametrize(
+    "wiped",
+    [pytest.param(False, id="with its data", marks=pytest.mark.slow), pytest.param(True, id="without its data")],
+)
 async def test_losing_etcd_for_longer_than_the_ttl(wiped: bool) -> None:
     """Nothing hangs; the owner knows that it is out by its own clock; a new session works at once."""
     async with (
