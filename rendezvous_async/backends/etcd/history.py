@@ -92,22 +92,27 @@ class History:
             for callback in self._changed:
                 callback()
 
-    async def read(self, names: Sequence[str]) -> Listing:
-        """Return what stands under some names that do not overlap, as of one revision; linearizable."""
+    async def read(self, names: Sequence[str], past: int = 0) -> Listing:
+        """Return what stands under some names that do not overlap, as of one revision; linearizable.
+
+        Args:
+            names: Keys and subtrees.
+            past: A revision of the past, instead of now; refused as ``Fault.REVISION`` if etcd does not know it.
+        """
         while True:
             if self._cluster.missed_answers != self._verified_after:
                 await self.verify()
-            epoch, floor = self.epoch, self._revision
+            epoch, floor = self.epoch, 0 if past else self._revision
             entries: list[Entry] = []
-            revision = 0
+            revision = past
             try:
                 for name in names:
                     response = await self._reads.range(name, revision)
                     revision = revision or response.header.revision
                     entries.extend(self.entry(pair) for pair in response.kvs)
             except EtcdRefusedError as error:
-                if error.fault is Fault.REVISION:  # another member, that is not as far yet, or a compaction
-                    continue
+                if error.fault is Fault.REVISION and not past:
+                    continue  # another member that is not as far yet, or a compaction
                 raise
             if response.header.cluster_id != self._cluster_id or revision < floor:
                 await self.load()

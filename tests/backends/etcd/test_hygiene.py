@@ -8,7 +8,7 @@ import sys
 PROGRAM = """
 import asyncio, gc, logging, sys
 import anyio
-from rendezvous_async.backends import open_backend
+from rendezvous_async.backends import open_backend, start_backend
 from rendezvous_async.backends.base import Put
 from rendezvous_async.errors import RendezvousError
 from rendezvous_async.testing.etcd import start_etcd
@@ -22,7 +22,7 @@ async def follow(backend, seen):
 
 async def main():
     async with start_etcd(2) as etcd:
-        abandoned = await open_backend(etcd.endpoint, run_id="run").__aenter__()
+        abandoned = await start_backend(etcd.endpoint, "run")
         async with (
             open_backend(etcd.endpoint, run_id="run", call_timeout=0.2, connect_timeout=0.3) as backend,
             anyio.create_task_group() as group,

@@ -226,3 +226,18 @@ async def test_relays_lose_nothing_themselves(etcd: EtcdCluster) -> None:
             assert entry is not None
             assert entry.value == b"x" * 500_000
             await backend.commit(Delete(""))
+
+
+async def test_a_client_that_does_not_know_the_new_epoch_yet_takes_its_tokens(etcd: EtcdCluster) -> None:
+    async with (
+        open_backend(etcd.endpoint, run_id="behind", namespace="behind") as behind,
+        open_backend(etcd.endpoint, run_id="behind", namespace="behind") as ahead,
+    ):
+        await behind.commit(Put("a", b"1"))
+        etcd.members[0].ask("/v3/kv/deleterange", {"key": "L2JlaGluZC8=", "range_end": "L2JlaGluZDA="})
+        fresh = await ahead.commit(Put("a", b"2"))
+        commit = await behind.commit(Put("a", b"3"), when=[Condition("a", fresh.token)])
+        assert commit.won
+        entry = await ahead.get("a")
+        assert entry is not None
+        assert (entry.value, entry.token) == (b"3", commit.token)
