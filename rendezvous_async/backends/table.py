@@ -96,7 +96,6 @@ class Table:
         self._opened = 0
         self._answers: dict[str, dict[int, int]] = {}
         self._changed: list[str] = []
-        """How many bytes the keys and values take."""
 
     def __repr__(self) -> str:
         return f"<Table {self.token} keys={len(self._entries)} sessions={len(self._sessions)}>"
