@@ -207,6 +207,10 @@ class Table:
         """Tell whether a session is open."""
         return session in self._sessions
 
+    def open_sessions(self) -> Sequence[tuple[str, float]]:
+        """Return the sessions that are open, each with its TTL."""
+        return [(lease.id, lease.ttl) for lease in self._sessions.values()]
+
     def open_session(self, ttl: float, now: float, owner: str = "") -> str:
         """Open a session and return its id, which no other session of any epoch has; with an owner, it ends in that."""
         self._opened += 1
