@@ -400,10 +400,10 @@ def covers(name: str, key: str) -> bool:
 def subtrees_of(key: str) -> list[str]:
     """Return every subtree that holds ``key``: ``a/`` and ``a/b/`` for ``a/b/c``."""
     found = []
-    slash = key.find("/")
-    while slash >= 0:
-        found.append(key[: slash + 1])
-        slash = key.find("/", slash + 1)
+    end = key.find("/") + 1
+    while end:
+        found.append(key[:end])
+        end = key.find("/", end) + 1
     return found
 
 

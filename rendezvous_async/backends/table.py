@@ -96,6 +96,7 @@ class Table:
         self._opened = 0
         self._answers: dict[str, dict[int, int]] = {}
         self._changed: list[str] = []
+        """How many bytes the keys and values take."""
 
     def __repr__(self) -> str:
         return f"<Table {self.token} keys={len(self._entries)} sessions={len(self._sessions)}>"
@@ -202,6 +203,10 @@ class Table:
         self._answers.pop(client, None)
 
     # Sessions
+
+    def has_session(self, session: str) -> bool:
+        """Tell whether a session is open."""
+        return session in self._sessions
 
     def open_session(self, ttl: float, now: float, owner: str = "") -> str:
         """Open a session and return its id, which no other session of any epoch has; with an owner, it ends in that."""
@@ -338,13 +343,11 @@ class Table:
             self._graves.pop(key, None)
             for subtree in subtrees_of(key):
                 self._subtrees.setdefault(subtree, {})[key] = None
-        else:
-            self.size -= len(key) + len(old.value or b"")
-            if old.session is not None and old.session != entry.session:
-                self._sessions[old.session].keys.discard(key)
-        self.size += len(key) + len(entry.value or b"")
+        elif old.session is not None and old.session != entry.session:
+            self._sessions[old.session].keys.discard(key)
         if entry.session is not None:
             self._sessions[entry.session].keys.add(key)
+        self.size += _weight(entry) - (0 if old is None else _weight(old))
         self._entries[key] = entry
         self._live[key] = entry.token.revision
         self._live.move_to_end(key)
@@ -352,7 +355,7 @@ class Table:
 
     def _delete(self, key: str) -> None:
         entry = self._entries.pop(key)
-        self.size -= len(key) + len(entry.value or b"")
+        self.size -= _weight(entry)
         if entry.session is not None and (lease := self._sessions.get(entry.session)) is not None:
             lease.keys.discard(key)
         for subtree in subtrees_of(key):
@@ -365,3 +368,7 @@ class Table:
         self._changed.append(key)
         while len(self._graves) > MAX_GRAVES:
             _, self._horizon = self._graves.popitem(last=False)
+
+
+def _weight(entry: Entry) -> int:
+    return len(entry.key) + len(entry.value or b"")
