@@ -16,7 +16,8 @@ A map of the package, from the inside out; imports go only this way:
 * ``backends``: where state lives (memory, tcp, etcd, file), as bytes behind fencing tokens
 * ``view``, ``control``: what a node sees of a run; what anybody can do to it
 * ``coordinator``, ``store``: folding the roster into rounds; a round's own key-value store
-* ``membership``, ``world``, ``handler``: a node's session, its round, and the rendezvous as a user holds it
+* ``membership``, ``world``, ``owner``, ``handler``: a node's session, its round, the owner of all tasks, and the
+  rendezvous as a user holds it
 * ``cli``, ``testing``: the ``rdzv`` command; the simulator and the conformance kit
 """
 
