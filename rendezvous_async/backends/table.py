@@ -96,7 +96,6 @@ class Table:
         self._opened = 0
         self._answers: dict[str, dict[int, int]] = {}
         self._changed: list[str] = []
-        """How many bytes the keys and values take."""
 
     def __repr__(self) -> str:
         return f"<Table {self.token} keys={len(self._entries)} sessions={len(self._sessions)}>"
@@ -207,6 +206,10 @@ class Table:
     def has_session(self, session: str) -> bool:
         """Tell whether a session is open."""
         return session in self._sessions
+
+    def open_sessions(self) -> Sequence[tuple[str, float]]:
+        """Return the sessions that are open, each with its TTL."""
+        return [(lease.id, lease.ttl) for lease in self._sessions.values()]
 
     def open_session(self, ttl: float, now: float, owner: str = "") -> str:
         """Open a session and return its id, which no other session of any epoch has; with an owner, it ends in that."""
