@@ -90,7 +90,7 @@ async def commit(path: str, name: str, options: dict[str, Any]) -> None:
         async def loop(lane: int) -> None:
             number = 0
             while True:
-                key = f"done/{name}/{lane}/{number}"
+                key = f"done/{name}/{lane}/{number % 20}"
                 done = await backend.commit(Put(key, os.urandom(20) * 20))
                 say("acknowledged", key, done.revision)
                 number += 1
