@@ -106,7 +106,10 @@ async def test_processes_without_notices_make_one_history(tmp_path: Path) -> Non
 
 async def run_kits(path: Path, processes: int) -> None:
     async with AsyncExitStack() as stack:
-        workers = [await stack.enter_async_context(started("kit", path=str(path))) for _ in range(processes)]
+        workers = [
+            await stack.enter_async_context(started("kit", path=str(path), first=3 * number))
+            for number in range(processes)
+        ]
         await everyone(workers, "passed")
 
 
