@@ -318,12 +318,17 @@ class _Duty:
         await self._clear([entry.key for entry in seats if node_of(entry.key) not in self._tally.seats], old)
 
     async def _clear(self, keys: Sequence[str], old: int) -> None:
-        """Delete seats of nodes that are not members, and the store of a round that is over."""
+        """Delete seats of nodes that are not members, and the store of a round that is over.
+
+        With seats goes every attempt under way: a head commit, or this very one, may be applied long after its author
+        stopped waiting for the answer and took office again, and no head may count on seats that are deleted here.
+        """
         deletes = [Delete(key) for key in keys]
         if old > 0:
             deletes.append(Delete(round_key(old) + "/"))
-        for start in range(0, len(deletes), self._backend.max_writes):
-            if not (await self._commit("clean up", *deletes[start : start + self._backend.max_writes])).won:
+        room = self._backend.max_writes - 1
+        for start in range(0, len(deletes), room):
+            if not (await self._commit("clean up", Delete(FORMING), *deletes[start : start + room])).won:
                 return
 
     async def _commit(self, what: str, *writes: Write, when: tuple[Condition, ...] = ()) -> Commit:

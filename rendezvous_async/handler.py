@@ -444,9 +444,17 @@ class Rendezvous:
             self._events.emit(EventKind.SESSION_LOST, detail=str(membership.error))
 
     def _report(self) -> None:
-        change = None if self.world is None else self.world.change
-        if self.world is not None and change is not None and change is not self._reported:
-            self._events.emit(EventKind(change.value), self.world.round)
+        """Tell of what has happened to the world. At the barrier this node has none, and only a close is news."""
+        if self._membership is None:
+            return
+        head = self._membership.view.head
+        world = None if self._joining else self.world
+        if head is not None and head.closed is not None:
+            change: Change | None = Change.CLOSED
+        else:
+            change = None if world is None else world.change
+        if change is not None and change is not self._reported:
+            self._events.emit(EventKind(change.value), 0 if world is None else world.round)
             self._reported = change
 
     async def _end_membership(self) -> None:

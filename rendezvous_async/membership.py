@@ -150,7 +150,7 @@ class Membership:
         try:
             with answer_within(self._timeouts.close, f"node {self._node} leaves"):
                 await self.session.aclose()
-        except RendezvousError as error:
+        except Exception as error:  # Whatever it is: to leave must not fail. It is tried again before a new session.
             _log.warning("node %s could not say that it leaves: %s", self._node, error)
             return False
         return True
@@ -174,7 +174,7 @@ class Membership:
     async def _check_alone(self, head: Head) -> None:
         with answer_within(self._timeouts.heartbeat, "read the roster"):
             roster = await self._backend.list(NODES)
-        others = [entry.key for entry in roster.entries if entry.session != self.session.id]
+        others = [entry.key for entry in roster.entries if entry.key != node_key(self._node)]
         if others:
             raise RendezvousSettingsError(
                 f"run {self._backend.run_id!r} was started with {head.settings.fingerprint!r}, node {self._node} has "

@@ -25,7 +25,10 @@ def check_seconds(name: str, value: object) -> float:
     """Return ``value`` as a finite, positive number of seconds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{name} must be a number of seconds, not {value!r}")
-    seconds = float(value)
+    try:
+        seconds = float(value)
+    except OverflowError:
+        seconds = math.inf
     if not math.isfinite(seconds) or seconds <= 0:
         raise ValueError(f"{name} must be a positive, finite number of seconds, not {value!r}")
     return seconds
@@ -127,9 +130,7 @@ def parse_nodes(nodes: int | str | tuple[int, int]) -> tuple[int, int]:
     match nodes:
         case str():
             left, colon, right = nodes.partition(":")
-            if not (left.isascii() and left.isdigit()) or (colon and not (right.isascii() and right.isdigit())):
-                raise ValueError(wrong)
-            low, high = int(left), int(right if colon else left)
+            low, high = _parse_number(left), _parse_number(right if colon else left)
         case (low, high):
             pass
         case _:
@@ -172,7 +173,8 @@ def format_address(host: str, port: int) -> str:
 
 def parse_endpoint(text: str) -> Endpoint:
     """Take an endpoint apart: ``tcp://head:29400?is_host=auto``, ``etcd://a,b,c``, ``file:///dir``, ``memory://name``."""
-    if "://" not in str(text):
+    given: object = text
+    if not isinstance(given, str) or "://" not in given:
         raise ValueError(f"endpoint must look like scheme://..., for example tcp://head:29400, not {text!r}")
     scheme, _, rest = text.partition("://")
     if scheme not in _HOST_SCHEMES | _PATH_SCHEMES:
@@ -215,8 +217,14 @@ def _parse_address(text: str, address: str, default_port: int) -> tuple[str, int
             raise ValueError(f"endpoint {text!r}: put an IPv6 address in brackets, for example tcp://[::1]:29400")
     if not host:
         raise ValueError(f"endpoint {text!r} names no host")
-    if not colon:
-        return host, default_port
-    if not (port.isascii() and port.isdigit()) or int(port) > 65535:
+    if " " in host or not host.isprintable():
+        raise ValueError(f"endpoint {text!r} has a host with a blank in it")
+    number = _parse_number(port) if colon else default_port
+    if number is None or number > 65535:
         raise ValueError(f"endpoint {text!r} has the port {port!r}; it must be a number from 0 to 65535")
-    return host, int(port)
+    return host, number
+
+
+def _parse_number(text: str) -> int | None:
+    """Return plain digits as a number; None for anything else, and for more of them than any number here has."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None

@@ -38,9 +38,15 @@ def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P,
     @functools.wraps(test)
     def in_each_order(*args: P.args, **kwargs: P.kwargs) -> None:
         for seed in SEEDS:
-            run(functools.partial(test, *args, **kwargs), seed=seed)
+            run(bounded, functools.partial(test, *args, **kwargs), seed=seed)
 
     return in_each_order
+
+
+async def bounded(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a test's body, for at most some hours of virtual time: keep-alives would let it wait for ever."""
+    with anyio.fail_after(10_000):
+        await body()
 
 
 class Line(MemoryBackend):

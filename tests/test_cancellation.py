@@ -17,7 +17,7 @@ import pytest
 from rendezvous_async import Timeouts
 from rendezvous_async.handler import Rendezvous
 from rendezvous_async.testing import run
-from tests.meeting import Meeting, together, until
+from tests.meeting import Meeting, bounded, together, until
 
 Scenario = Callable[[Meeting, "Knife"], Coroutine[Any, Any, None]]
 MAX_CHECKPOINTS = 400
@@ -108,7 +108,7 @@ def cut_at_every_checkpoint(scenario: Scenario) -> Callable[[bool, bool, bool], 
                 async with Meeting(slow=slow) as meeting:
                     await scenario(meeting, knife)
 
-            run(once)
+            run(bounded, once)
             if knife.finished and not knife.cut:
                 assert at > 0, "there was nothing to cancel"
                 return

@@ -463,3 +463,99 @@ async def test_gathering_is_told_when_everybody_has_left() -> None:
         head = await meeting.head()
         assert (head.phase, head.round, head.waiting, head.lost) == (Phase.GATHERING, 1, 0, 0)
         assert head.token is not None
+
+
+@in_virtual_time
+async def test_a_campaign_without_an_answer_is_tried_again() -> None:
+    async with Meeting() as meeting:
+        backend = spy(meeting)
+        a = await meeting.enter("a", "1:2", backend=backend)
+        world = await a.join()
+        failures = 3
+
+        def fail(names: tuple[str, ...]) -> Exception | None:
+            nonlocal failures
+            if names == ("coordinator",) and failures:
+                failures -= 1
+                return RendezvousConnectionError("no answer")
+            return None
+
+        backend.fault = fail
+        await meeting.backend().commit(Delete("coordinator"))
+        await wait_for_coordinator(a, "a", within=5)
+        assert failures == 0
+        assert world.change is None
+
+
+@in_virtual_time
+async def test_a_coordinator_without_a_state_stands_down() -> None:
+    async with Meeting() as meeting:
+        (a,) = await meeting.enter_all("a", "1")
+        world = await a.join()
+        await meeting.backend().commit(Delete("state"))
+        await until(lambda: world.change is Change.EVICTED)
+        await anyio.sleep(1)
+        assert await meeting.entry("coordinator") is None
+        assert (await a.join()).round == 2, "it remembers what the backend forgot"
+
+
+def touch_state(meeting: Meeting) -> None:
+    """Write the head anew, as another writer would: every compare with the old one is lost."""
+    table, key = meeting.server.table, f"{meeting.backend().prefix}state"
+    entry = table.get(key)
+    assert entry is not None
+    assert entry.value is not None
+    table.commit([Put(key, entry.value)])
+    meeting.server.settle()
+
+
+@pytest.mark.parametrize("at", ["forming", "seats/", "rounds/1"])
+@in_virtual_time
+async def test_an_attempt_that_loses_a_compare_is_given_up_and_made_anew(at: str) -> None:
+    async with Meeting() as meeting:
+        backend = spy(meeting)
+        backend.max_writes = 5
+        rivals = 1
+
+        def interfere(names: tuple[str, ...]) -> Exception | None:
+            nonlocal rivals
+            if rivals and any(name.startswith(at) for name in names):
+                rivals -= 1
+                touch_state(meeting)
+            return None
+
+        backend.fault = interfere
+        a = await meeting.enter("a", "4", backend=backend)
+        others = await meeting.enter_all("bcd", "4")
+        meeting.start(a)
+        await anyio.sleep(1)
+        worlds = await together(*others)
+        assert rivals == 0
+        assert {world.round for world in worlds} == {1}
+        assert now() < 1.5
+        await anyio.sleep(1)
+        assert await meeting.keys("seats/") == [f"seats/{name}" for name in "abcd"]
+        assert await meeting.entry("forming") is None
+
+
+@in_virtual_time
+async def test_clean_up_that_loses_a_compare_is_left_to_the_next() -> None:
+    async with Meeting() as meeting:
+        backend = spy(meeting)
+        a = await meeting.enter("a", "1", backend=backend)
+        world = await a.join()
+        await world.store.set("key", b"value")
+
+        def interfere(names: tuple[str, ...]) -> Exception | None:
+            if "-rounds/1/" in names:
+                touch_state(meeting)
+            return None
+
+        backend.fault = interfere
+        assert (await a.join()).round == 2
+        await anyio.sleep(1)
+        assert "rounds/1/kv/key" in await meeting.keys()
+        backend.fault = lambda _: None
+        await meeting.backend().commit(Delete("coordinator"))
+        await anyio.sleep(1)
+        assert await meeting.keys("rounds/") == ["rounds/2"]

@@ -501,3 +501,34 @@ async def test_a_world_of_an_older_join_stays_out_after_the_next() -> None:
         assert old.change is Change.EVICTED
         assert new.change is None
         assert a.world is new
+
+
+@in_virtual_time
+async def test_a_backend_that_cannot_end_a_session_does_not_keep_a_node_from_leaving() -> None:
+    class Broken(MemoryBackend):
+        async def end_session(self, session: str) -> None:
+            raise OSError("a bug")
+
+    async with Meeting() as meeting:
+        async with meeting.node("a", "1", backend=Broken(meeting.server, RUN)) as a:
+            await a.join()
+            await a.leave()
+        assert now() == 0
+        await until(lambda: meeting.server.table.sessions == 0)
+
+
+@in_virtual_time
+async def test_an_owner_that_fails_is_logged_and_hangs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    async with Meeting() as meeting:
+        a = meeting.node("a", "1")
+        await a.__aenter__()
+        await a.join()
+
+        async def fail() -> None:
+            raise Boom
+
+        await a._through_owner(fail)
+        await a.__aexit__(None, None, None)
+        assert "its owner failed; please report this" in caplog.text
+        meeting._all.clear()
+        await until(lambda: meeting.server.table.sessions == 0)

@@ -90,7 +90,7 @@ def replay(table: Table, records: Iterable[Record], now: float) -> None:
                 except RendezvousSessionError:
                     same = False
             case Opened(session, ttl):
-                same = table.open_session(ttl, now) == session
+                same = table.open_session(ttl, now, session.partition("@")[2]) == session
             case Ended(session):
                 same = table.end_session(session)
             case Raised(revision):

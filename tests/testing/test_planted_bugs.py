@@ -65,6 +65,16 @@ def a_round_forms_slowly_in_batches(seed: int) -> None:
     run(play, seed=seed)
 
 
+def a_member_dies_and_stays_dead(seed: int) -> None:
+    async def play() -> None:
+        async with Cluster(nodes=3, min_nodes=2, seed=seed) as cluster:
+            await cluster.join_all()
+            cluster.crash(0)
+            await cluster.settle()
+
+    run(play, seed=seed)
+
+
 def bug(*caught_by: str, scenario: Play = random_scenario) -> Callable[[Plant], Plant]:
     def add(plant: Plant) -> Plant:
         BUGS[plant.__name__] = (plant, frozenset(caught_by), scenario)
@@ -256,7 +266,7 @@ def store_writes_are_not_fenced(patch: MonkeyPatch) -> None:
     patch.setattr(Store, "_write", broken)
 
 
-@bug("NotSettledError")
+@bug("NotSettledError", scenario=a_member_dies_and_stays_dead)
 def a_lost_member_is_never_counted(patch: MonkeyPatch) -> None:
     patch.setattr(Tally, "lost", property(lambda self: 0))
 
