@@ -14,6 +14,7 @@ from rendezvous_async.backends import Backend, open_backend
 from rendezvous_async.backends.tcp import Limits, serve
 from rendezvous_async.testing.conformance import BACKEND_CHECKS, Check, Make
 from rendezvous_async.testing.conformance.commits import the_limits_are_what_they_say
+from rendezvous_async.testing.conformance.sessions import a_silent_session_expires, keep_alives_hold_a_session
 from tests.backends.tcp.support import Certificates, through_proxy
 
 
@@ -24,14 +25,20 @@ def maker(endpoint: str, **options: Any) -> Make:
     return make
 
 
-async def check_all_at_once(make: Make) -> None:
+EXPIRIES = (a_silent_session_expires, keep_alives_hold_a_session)
+"""Checks that wait until a session is over: with long sessions they would take long."""
+LONG_SESSIONS = Limits(shortest_ttl=30)
+"""For where a second, which is what the checks ask for, may pass without one answer."""
+
+
+async def check_all_at_once(make: Make, *left_out: Check) -> None:
     """Every check in a run of its own, side by side on one server: they must not disturb each other either.
 
-    Only the one that deletes more keys than a table remembers is left out: it would make others' watches start over.
+    The one that deletes more keys than a table remembers is always left out: it would make others' watches start over.
     """
     async with anyio.create_task_group() as group:
         for check in BACKEND_CHECKS:
-            if check is not the_limits_are_what_they_say:
+            if check not in (the_limits_are_what_they_say, *left_out):
                 group.start_soon(check, make)
 
 
@@ -47,8 +54,8 @@ async def test_with_a_secret() -> None:
 
 
 async def test_with_mutual_tls(certificates: Certificates) -> None:
-    async with serve(port=0, **certificates.tls_options) as server:
-        await check_all_at_once(maker(server.endpoint, **certificates.tls_options))
+    async with serve(port=0, limits=LONG_SESSIONS, **certificates.tls_options) as server:
+        await check_all_at_once(maker(server.endpoint, **certificates.tls_options), *EXPIRIES)
 
 
 async def test_on_disk(tmp_path: Path) -> None:
@@ -59,14 +66,12 @@ async def test_on_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
 async def test_through_a_bad_network(seed: int, tmp_path: Path) -> None:
     """Connections are delayed, cut, half-closed and stalled all the time; nothing but time is lost."""
-    # Sessions that outlive the faults: the checks ask for one second, and not all of them keep theirs alive.
-    limits = Limits(shortest_ttl=5)
     async with (
-        serve(port=0, data_dir=tmp_path, disconnect_grace=5, limits=limits) as server,
+        serve(port=0, data_dir=tmp_path, disconnect_grace=10, limits=LONG_SESSIONS) as server,
         through_proxy(server) as proxy,
         anyio.create_task_group() as group,
     ):
         group.start_soon(proxy.disturb, random.Random(seed), 0.6, 0.3)
-        await check_all_at_once(maker(f"tcp://127.0.0.1:{proxy.port}", stall_timeout=1.0))
+        await check_all_at_once(maker(f"tcp://127.0.0.1:{proxy.port}", stall_timeout=1.0), *EXPIRIES)
         assert proxy.accepted > 100
         group.cancel_scope.cancel()
