@@ -396,7 +396,12 @@ def covers(name: str, key: str) -> bool:
 
 def subtrees_of(key: str) -> list[str]:
     """Return every subtree that holds ``key``: ``a/`` and ``a/b/`` for ``a/b/c``."""
-    return [key[: index + 1] for index, character in enumerate(key) if character == "/"]
+    found = []
+    end = key.find("/") + 1
+    while end:
+        found.append(key[:end])
+        end = key.find("/", end) + 1
+    return found
 
 
 def check_key(key: str) -> str:

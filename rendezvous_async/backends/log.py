@@ -50,8 +50,7 @@ _MAGIC = b"rdzvlog\n"
 _HEADER = struct.Struct(">8sHxxQ")
 _CHECK = struct.Struct(">I")
 _HEADER_SIZE = _HEADER.size + _CHECK.size
-_SMALL = 1024 * 1024
-_GROWTH = 4
+_SMALL = 512 * 1024
 _FILE_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -66,12 +65,13 @@ class Log:
 
     table: Table
 
-    def __init__(self, path: str, directory: int, *, sync: bool = True, now: float = 0.0) -> None:
+    def __init__(self, path: str, directory: int, *, sync: bool = True, mode: int = 0o600, now: float = 0.0) -> None:
         self.path = path
         self.broken = False
         self._name = os.path.basename(path)
         self._directory = directory
         self._sync = sync
+        self._mode = mode
         self._now = now
         self._fd = -1
         self._lock = -1
@@ -79,6 +79,7 @@ class Log:
         self._generation = 0
         self._head_end = 0
         self._end = 0
+        self._size = 0
 
     def __repr__(self) -> str:
         state = " broken" if self.broken else ""
@@ -92,7 +93,9 @@ class Log:
         directory: int | None = None,
         epoch: str | None = None,
         exclusive: bool = False,
+        writer: bool = True,
         sync: bool = True,
+        mode: int = 0o600,
         now: float = 0.0,
     ) -> Log:
         """Open the log at ``path``, or begin one; ``.table`` is what it holds.
@@ -102,8 +105,10 @@ class Log:
             directory: A descriptor of that directory, if the caller has one; the log makes its own copy.
             epoch: Names the history that is begun if there is none; by default a random name.
             exclusive: Refuse a log that another process, or another Log, has open so.
+            writer: Whether to begin a log if there is none, and to cut a torn last frame.
             sync: Whether ``append`` waits for the disk. Without it a power cut may take, or damage, what was
                 acknowledged; a crash of the process does not.
+            mode: Who may read and write the file.
             now: By the clock of the table's leases; every session gets its full TTL from there.
 
         Raises:
@@ -119,13 +124,17 @@ class Log:
                 directory = os.dup(directory)
         except OSError as error:
             raise RendezvousConnectionError(f"cannot open the directory of the log {path}: {error.strerror}") from error
-        log = cls(path, directory, sync=sync, now=now)
+        log = cls(path, directory, sync=sync, mode=mode, now=now)
         try:
             if exclusive:
                 log._take_lock()
             try:
-                log.reload()
+                log._switch(log._open_file())
+                if writer:
+                    log.trim()
             except FileNotFoundError:
+                if not writer:
+                    raise
                 log.table = Table(epoch or secrets.token_hex(8))
                 log.compact(log.table.snapshot())
         except RendezvousError:
@@ -145,8 +154,13 @@ class Log:
 
     @property
     def is_long(self) -> bool:
-        """Whether the records outweigh the snapshot so far that ``compact`` is worth its cost."""
-        return self._end - self._head_end > max(_SMALL, _GROWTH * self._head_end)
+        """Whether the records outweigh the snapshot, or what it would be now, so that ``compact`` is worth its cost."""
+        return self._end - self._head_end > max(_SMALL, min(self._head_end, self.table.bytes))
+
+    @property
+    def unread(self) -> int:
+        """How many bytes the last ``read_new`` left behind the last whole frame: a write under way, torn, or damage."""
+        return max(self._size - self._end, 0)
 
     # Reading
 
@@ -156,7 +170,7 @@ class Log:
         Raises:
             FileNotFoundError: There is no file.
         """
-        self._switch(os.open(self._name, _FILE_FLAGS, dir_fd=self._directory))
+        self._switch(self._open_file())
         self.trim()
 
     def read_new(self) -> bool:
@@ -171,9 +185,10 @@ class Log:
             FileNotFoundError: The file has been removed.
         """
         # A fresh open, not a stat: over NFS only an open is sure to ask the server.
-        descriptor = os.open(self._name, _FILE_FLAGS, dir_fd=self._directory)
+        descriptor = self._open_file()
         try:
             status = os.fstat(descriptor)
+            self._size = status.st_size
             same = (status.st_dev, status.st_ino) == self._file
             if same and status.st_size == self._end:
                 return False
@@ -258,7 +273,8 @@ class Log:
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(beside, dir_fd=self._directory)
-            fd = os.open(beside, _FILE_FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._directory)
+            fd = os.open(beside, _FILE_FLAGS | os.O_CREAT | os.O_EXCL, self._mode, dir_fd=self._directory)
+            os.fchmod(fd, self._mode)  # whatever the umask says
             self._pwrite(fd, head, 0)
             os.fsync(fd)
             os.rename(beside, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
@@ -288,6 +304,9 @@ class Log:
                 f"{self.path} is in use by another process; stop that one, or choose another directory"
             ) from None
 
+    def _open_file(self) -> int:
+        return os.open(self._name, _FILE_FLAGS, dir_fd=self._directory)
+
     def _switch(self, fd: int) -> None:
         """Read the file behind ``fd`` from its beginning, and make it the log's."""
         try:
@@ -310,6 +329,7 @@ class Log:
             raise
         self._adopt(fd, generation, end)
         self._apply(data[end:], end)
+        self.table.take_changed()  # it is all new
 
     def _adopt(self, fd: int, generation: int, head_end: int) -> None:
         if self._fd >= 0:

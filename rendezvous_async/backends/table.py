@@ -94,6 +94,8 @@ class Table:
         self._opened = 0
         self._answers: dict[str, dict[int, int]] = {}
         self._changed: list[str] = []
+        self.bytes = 0
+        """How many bytes the keys and values take."""
 
     def __repr__(self) -> str:
         return f"<Table {self.token} keys={len(self._entries)} sessions={len(self._sessions)}>"
@@ -200,6 +202,14 @@ class Table:
         self._answers.pop(client, None)
 
     # Sessions
+
+    def has_session(self, session: str) -> bool:
+        """Tell whether a session is open."""
+        return session in self._sessions
+
+    def open_sessions(self) -> Sequence[tuple[str, float]]:
+        """Return the sessions that are open, each with its TTL."""
+        return [(lease.id, lease.ttl) for lease in self._sessions.values()]
 
     def open_session(self, ttl: float, now: float, owner: str = "") -> str:
         """Open a session and return its id, which no other session of any epoch has; with an owner, it ends in that."""
@@ -338,6 +348,7 @@ class Table:
         self.size += len(key) + len(entry.value or b"")
         if entry.session is not None:
             self._sessions[entry.session].keys.add(key)
+        self.bytes += _weight(entry) - (0 if old is None else _weight(old))
         self._entries[key] = entry
         self._live[key] = entry.token.revision
         self._live.move_to_end(key)
@@ -346,6 +357,7 @@ class Table:
     def _delete(self, key: str) -> None:
         entry = self._entries.pop(key)
         self.size -= len(key) + len(entry.value or b"")
+        self.bytes -= _weight(entry)
         if entry.session is not None and (lease := self._sessions.get(entry.session)) is not None:
             lease.keys.discard(key)
         for subtree in subtrees_of(key):
@@ -358,3 +370,7 @@ class Table:
         self._changed.append(key)
         while len(self._graves) > MAX_GRAVES:
             _, self._horizon = self._graves.popitem(last=False)
+
+
+def _weight(entry: Entry) -> int:
+    return len(entry.key) + len(entry.value or b"")

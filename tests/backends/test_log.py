@@ -126,7 +126,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
 
 
 @given(steps)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_every_cut_gives_the_state_of_a_prefix(place: Callable[[], Path], moves: list[tuple[int, int, bytes]]) -> None:
     story = tell(moves)
     path = place()

@@ -1,0 +1,149 @@
+"""The directory that a file backend lives in, opened with care.
+
+Everything is opened relative to one descriptor of the directory and never through a symbolic link, so nobody can lead
+a process elsewhere after the checks. A directory in which somebody else could write is refused: whoever can write the
+log can make every node believe anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+
+from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
+
+__all__ = ["Directory", "explain", "open_file"]
+
+_OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
+_LOCAL = frozenset({"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"})
+
+
+class Directory:
+    """An open directory that only this user can write in, unless ``shared``.
+
+    Attributes:
+        path: For messages.
+        fd: Its descriptor.
+        mode: What files in it are created with.
+        key: Tells whether two paths lead to the same directory.
+        is_local: Whether it is known to be on a disk of this machine: all its users see a change at once, hear of it
+            by inotify, and lose their locks when they die. False for NFS and for whatever is not known.
+    """
+
+    def __init__(self, path: str, fd: int, mode: int) -> None:
+        status = os.fstat(fd)
+        self.path = path
+        self.fd = fd
+        self.mode = mode
+        self.key = (status.st_dev, status.st_ino)
+        self.is_local = _file_system(fd) in _LOCAL
+
+    def __repr__(self) -> str:
+        return f"<Directory {self.path}{' local' if self.is_local else ''}>"
+
+    @classmethod
+    def open(cls, path: str, *, shared: bool = False) -> Directory:
+        """Open the directory, and create it for this user alone if there is none.
+
+        Raises:
+            RendezvousConnectionError: It cannot be opened, or others could write in it and ``shared`` is false.
+        """
+        path = os.path.normpath(path)
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
+        except OSError as error:
+            if os.path.islink(path):
+                raise RendezvousConnectionError(
+                    f"{path} is a symbolic link; name the directory itself, so that nobody can lead you elsewhere"
+                ) from error
+            raise explain(path, "open the directory", error) from error
+        status = os.fstat(fd)
+        others = stat.S_IMODE(status.st_mode) & 0o022
+        if shared:
+            return cls(path, fd, 0o600 | others << 1 | others)
+        wrong = None
+        if status.st_uid != os.geteuid():
+            wrong = f"belongs to user {status.st_uid}, and this process runs as user {os.geteuid()}"
+        elif others:
+            wrong = f"can be written by others: its mode is {stat.S_IMODE(status.st_mode):04o} (chmod go-w mends that)"
+        if wrong is not None:
+            os.close(fd)
+            raise RendezvousConnectionError(
+                f"{path} {wrong}. Whoever can write there decides what every node believes: use a directory of your "
+                f"own, or say shared=true if you trust all who can"
+            )
+        return cls(path, fd, 0o600)
+
+    def subdirectory(self, name: str) -> int:
+        """Return a descriptor of a directory inside, which is created if there is none."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=self.fd)
+            os.chmod(name, self.mode | 0o100 | (self.mode & 0o044) >> 2, dir_fd=self.fd)
+        return os.open(name, os.O_RDONLY | os.O_DIRECTORY | _OPEN, dir_fd=self.fd)
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether somebody has removed the directory meanwhile."""
+        return os.fstat(self.fd).st_nlink == 0
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def open_file(name: str, directory: int, mode: int) -> int:
+    """Open a regular file to read and write, never through a link; create it if there is none."""
+    while True:
+        try:
+            fd = os.open(name, os.O_RDWR | _OPEN, dir_fd=directory)
+        except FileNotFoundError:
+            try:
+                return create_file(name, directory, mode)
+            except FileExistsError:
+                continue
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, f"{name} is not a regular file")
+        return fd
+
+
+def create_file(name: str, directory: int, mode: int) -> int:
+    """Create a file that must not be there yet, with exactly this mode."""
+    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN, mode, dir_fd=directory)
+    os.fchmod(fd, mode)  # whatever the umask says
+    return fd
+
+
+def explain(path: str, what: str, error: OSError | RendezvousError) -> RendezvousError:
+    """Return what to raise for an error of the system: the one place where those become ours."""
+    if isinstance(error, RendezvousError):
+        return error
+    match error.errno:
+        case errno.ENOENT | errno.ESTALE:
+            hint = "it has been removed while it was in use"
+        case errno.EROFS | errno.EACCES | errno.EPERM:
+            hint = f"{error.strerror}; every node must be able to read and write there"
+        case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
+            hint = f"{error.strerror}; nothing is lost, make room and try again"
+        case errno.ENOLCK | errno.EOPNOTSUPP:
+            hint = f"{error.strerror}; this file system gives no locks, so it cannot be used"
+        case _:
+            hint = error.strerror or str(error)
+    return RendezvousConnectionError(f"cannot {what} {path}: {hint}")
+
+
+def _file_system(fd: int) -> str:
+    """The type of file system that ``fd`` is on, or "" where that cannot be told."""
+    try:
+        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as info:
+            mount = next(line.split()[1] for line in info if line.startswith("mnt_id:"))
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
+            return next(line.partition(" - ")[2].split()[0] for line in mounts if line.split()[0] == mount)
+    except (OSError, StopIteration, IndexError):
+        return ""

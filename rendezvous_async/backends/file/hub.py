@@ -1,0 +1,347 @@
+"""All that one process does in one directory, on one thread.
+
+A file system call may hang, so none is made on the event loop. Backends hand in jobs; the thread takes all that wait,
+and answers them on their own loops. Jobs that write go together: one lock, one append, one sync for as many as are
+there. Jobs that only read take no lock: the log is followed up to its end, which is as new as a read must be.
+
+The thread never waits for the lock. Whoever holds it may be stopped for an hour, and meanwhile our own sessions must
+show life and reads must be served.
+
+Changes by others are noticed by inotify, where the kernel tells, and by a check now and then: soon after the last
+change, then more and more rarely, up to a bound. The same check looks after the sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from rendezvous_async.backends.base import closed_error
+from rendezvous_async.backends.fanout import Fanout
+from rendezvous_async.backends.file.directory import Directory, explain, open_file
+from rendezvous_async.backends.file.ledger import Change, Ledger, NeedsLock
+from rendezvous_async.backends.file.life import Lives, Look, Observer
+from rendezvous_async.backends.file.lock import FileLock, PatientLock
+from rendezvous_async.backends.file.mail import Call, Inbox, Job, Outbox
+from rendezvous_async.backends.file.notify import CLOSE_WRITE, MODIFY, MOVED_TO, Inotify, open_inotify
+from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
+
+__all__ = ["Hub", "Options"]
+
+logger = logging.getLogger(__name__)
+
+NOTIFIED_CHECK = 1.0
+"""Seconds between checks where the kernel tells of changes, in case it once does not."""
+QUICKEST_CHECK = 0.005
+EAGERNESS = 0.1
+"""Where it does not: how long to wait for the next change, as a part of how long ago the last one was."""
+UNFINISHED = 1.0
+"""Seconds after which the end of the log that is no whole frame is looked into under the lock."""
+MAX_BATCH = 1024
+
+
+class Options(msgspec.Struct, frozen=True):
+    """How to use a directory; all backends of a process on one directory must agree.
+
+    Attributes:
+        fsync: Whether a commit is on the disk before it is acknowledged.
+        inotify: Whether to have the kernel tell of changes.
+        check: Seconds between checks for changes, at most, where the kernel does not tell.
+    """
+
+    fsync: bool = True
+    inotify: bool = True
+    check: float = 0.25
+
+
+class Hub:
+    """The thread of one directory.
+
+    Attributes:
+        failure: Why the directory cannot be used any more, if that will not mend by itself.
+        checked_at: By the monotonic clock, when the log was last followed to its end.
+        users: How many backends use it; see ``registry.py``.
+    """
+
+    ledger: Ledger
+
+    def __init__(self, directory: Directory, options: Options) -> None:
+        self.directory = directory
+        self.options = options
+        self.users = 0
+        self.failure: RendezvousError | None = None
+        self.checked_at = time.monotonic()
+        self.inbox = Inbox()
+        self._mutex = threading.Lock()
+        self._watchers: Fanout[Call] = Fanout()
+        self._everyone: dict[Call, None] = {}
+        self._owners: dict[str, Call] = {}
+        self._stopped: list[Call] | None = None
+        # From here on only the thread's own.
+        self._outbox = Outbox()
+        self._to_lock: list[Job] = []
+        self._observer = Observer()
+        self._observed = 0
+        self._changed_at = self._check_at = time.monotonic()
+        self._unfinished: tuple[int, float] | None = None
+        self._inotify: Inotify | None = None
+        self._marks: dict[int, str] = {}
+        self._parts: list[Ledger | Lives | PatientLock] = []
+        self._thread = threading.Thread(target=self._run, name=f"rendezvous {directory.path}", daemon=True)
+
+    def __repr__(self) -> str:
+        return f"<Hub {self.directory.path} users={self.users}>"
+
+    # For the event loops
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def add_watcher(self, names: Sequence[str], watcher: Call) -> None:
+        """Call ``watcher`` whenever something under ``names`` may have changed."""
+        with self._mutex:
+            self._watchers.add(names, watcher)
+            self._everyone[watcher] = None
+
+    def remove_watcher(self, names: Sequence[str], watcher: Call) -> None:
+        with self._mutex:
+            self._watchers.remove(names, watcher)
+            self._everyone.pop(watcher, None)
+
+    def own(self, session: str, lost: Call) -> None:
+        """Call ``lost`` when the session has ended."""
+        with self._mutex:
+            self._owners[session] = lost
+        self.inbox.wake()
+
+    def disown(self, session: str) -> None:
+        with self._mutex:
+            self._owners.pop(session, None)
+
+    async def stop(self) -> None:
+        """Let the thread end, and wait until it has let go of everything."""
+        done = asyncio.Event()
+        with self._mutex:
+            if self.inbox.closed is not None:
+                return
+            self._stopped = [*(self._stopped or ()), (asyncio.get_running_loop(), done.set)]
+        self.inbox.wake()
+        await done.wait()
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            self._open()
+            while self._stopped is None:
+                self._turn()
+            why: RendezvousError = closed_error("file")
+        except (OSError, RendezvousError) as error:
+            why = explain(self.directory.path, "use", error)
+        except Exception as error:
+            logger.exception("%s: the thread of the file backend failed", self.directory.path)
+            why = RendezvousConnectionError(f"the file backend of {self.directory.path} failed: {error!r}")
+        self.failure = why
+        with self._mutex:
+            jobs = self.inbox.close(why) + self._to_lock
+            stopped = self._stopped or []
+        for job in jobs:
+            self._outbox.answer(job, None, why)
+        self._wake_everyone()
+        self._close()
+        for call in stopped:
+            self._outbox.add(call)
+        self._outbox.send()
+        if self._inotify is not None:
+            self._inotify.close()  # the kernel takes its time over this one
+
+    def _open(self) -> None:
+        directory = self.directory
+        lives = Lives(directory.subdirectory("sessions"), directory.mode, is_local=directory.is_local)
+        self._parts.append(lives)
+        self._poll = select.poll()
+        self._poll.register(self.inbox.fd, select.POLLIN)
+        if self.options.inotify and (inotify := open_inotify()) is not None:
+            self._inotify = inotify
+            self._poll.register(inotify.fd, select.POLLIN)
+            for name, fd, mask in (("", directory.fd, MODIFY | MOVED_TO), ("sessions", lives.directory, CLOSE_WRITE)):
+                mark = inotify.add(fd, mask)
+                if mark is not None:
+                    self._marks[mark] = name
+        lock = FileLock(open_file("lock", directory.fd, directory.mode))
+        self._lock = PatientLock(lock, self.inbox.wake)
+        self._parts.append(self._lock)
+        self.ledger = Ledger(directory, lives, lock, fsync=self.options.fsync)
+        self._parts.append(self.ledger)
+
+    def forget(self, why: RendezvousError) -> None:
+        """Let go of everything in a forked child, which has none of the threads and shares all files."""
+        self._mutex = threading.Lock()
+        self.failure = why
+        self.inbox = Inbox()
+        self.inbox.close(why)
+        self._close()
+        if self._inotify is not None:
+            self._inotify.close()
+
+    def _close(self) -> None:
+        for part in self._parts:
+            part.close()
+        self._parts.clear()
+        self.directory.close()
+
+    def _turn(self) -> None:
+        wait = max(0.0, self._check_at - time.monotonic())
+        ready = [fd for fd, _ in self._poll.poll(wait * 1000)]
+        free: list[Job] = []
+        for job in self.inbox.take():
+            (self._to_lock if job.locked else free).append(job)
+        noticed = False
+        dying = []
+        if self._inotify is not None and self._inotify.fd in ready:
+            for mark, name in self._inotify.read():
+                if self._marks.get(mark) == "sessions":
+                    dying.append(name)
+                else:
+                    noticed = noticed or name in ("log", "")
+        is_fresh = False
+        if self._to_lock and self._lock.get():
+            try:
+                is_fresh = self._write()
+            finally:
+                self._lock.release()
+        if free or noticed or dying or time.monotonic() >= self._check_at:
+            self._read(free, is_fresh=is_fresh)
+        if dying:
+            looks = {session: self.ledger.lives.look(session) for session in dying}
+            self._end({session: look for session, look in looks.items() if look.is_dead})
+        self._announce()
+        self._outbox.send()
+
+    def _write(self) -> bool:
+        """Do the jobs that need the lock, which is held; return whether the table is as new as can be."""
+        batch, self._to_lock = self._to_lock[:MAX_BATCH], self._to_lock[MAX_BATCH:]
+        if self._to_lock:
+            self.inbox.wake()
+        batch = [job for job in batch if not job.abandoned]
+        try:
+            self._note(self.ledger.settle)
+            outcomes = self.ledger.write([job.work for job in batch])
+        except RendezvousError as error:
+            self._fail(error)
+            for job in batch:
+                self._outbox.answer(job, None, error)
+            self._wake_everyone()
+            return False
+        for job, (value, problem) in zip(batch, outcomes, strict=True):
+            self._outbox.answer(job, value, problem)
+        if self.ledger.is_long:
+            self._announce()
+            self._outbox.send()
+            self.ledger.compact()
+        return True
+
+    def _read(self, jobs: list[Job], *, is_fresh: bool) -> None:
+        """Do the jobs that need no lock, and the check, if it is time for it."""
+        now = time.monotonic()
+        try:
+            if not is_fresh:
+                self._note(self.ledger.follow)
+        except RendezvousError as error:
+            self._fail(error)
+            self._check_at = now + self.options.check
+            for job in jobs:
+                self._outbox.answer(job, None, error)
+            return
+        self.checked_at = now
+        if self.failure is not None:
+            self.failure = None
+            self._wake_everyone()
+        for job in jobs:
+            self._do(job)
+        if now >= self._check_at or self.ledger.table.sessions != self._observed:
+            self._check(now)
+
+    def _do(self, job: Job) -> None:
+        if job.abandoned:
+            return
+        try:
+            self._outbox.answer(job, job.work(None))
+        except NeedsLock:
+            job.locked = True
+            self.inbox.put(job)
+        except (OSError, RendezvousError) as error:
+            self._outbox.answer(job, None, explain(self.directory.path, "use", error))
+
+    def _note(self, follow: Callable[[], bool]) -> None:
+        revision = self.ledger.table.revision
+        if follow():
+            self._wake_everyone()
+        if self.ledger.table.revision != revision:
+            self._changed_at = time.monotonic()
+            self._check_at = min(self._check_at, self._changed_at + self._interval(self._changed_at))
+
+    # Looking after things
+
+    def _check(self, now: float) -> None:
+        """Look at the sessions whose turn it is and at the end of the log; decide when to check again."""
+        table = self.ledger.table
+        self._observed = table.sessions
+        over, again = self._observer.observe(table.open_sessions(), self.ledger.lives.look, now)
+        self._end(over)
+        unread = self.ledger.unread
+        if not unread:
+            self._unfinished = None
+        elif self._unfinished is None or self._unfinished[0] != unread:
+            self._unfinished = (unread, now)
+        elif now - self._unfinished[1] > UNFINISHED:
+            self._unfinished = None
+            self.inbox.put(Job(lambda _: None, locked=True))
+        self._check_at = min(now + self._interval(now), max(again, now + QUICKEST_CHECK))
+
+    def _interval(self, now: float) -> float:
+        if self.directory.is_local and "" in self._marks.values():
+            return NOTIFIED_CHECK
+        return max(QUICKEST_CHECK, min(EAGERNESS * (now - self._changed_at), self.options.check))
+
+    def _end(self, over: dict[str, Look]) -> None:
+        over = {session: look for session, look in over.items() if self.ledger.table.has_session(session)}
+        if over:
+
+            def end(change: Change) -> None:
+                self.ledger.end_silent(change, over)
+
+            self.inbox.put(Job(end, locked=True))
+
+    def _fail(self, error: RendezvousError) -> None:
+        """Let watches fail too, if this will not mend by itself."""
+        if not isinstance(error, RendezvousConnectionError) or self.directory.is_removed:
+            is_new = self.failure is None
+            self.failure = error
+            if is_new:
+                self._wake_everyone()
+
+    def _announce(self) -> None:
+        """Tell watchers what has changed, and owners that their sessions have ended."""
+        table = self.ledger.table
+        changed = table.take_changed()
+        with self._mutex:
+            if changed:
+                for call in self._watchers.concerned(changed):
+                    self._outbox.add(call)
+            ended = [session for session in self._owners if not table.has_session(session)]
+            for session in ended:
+                self._outbox.add(self._owners.pop(session))
+        for session in ended:
+            self.ledger.lives.let_go(session)
+
+    def _wake_everyone(self) -> None:
+        with self._mutex:
+            for call in self._everyone:
+                self._outbox.add(call)

@@ -1,0 +1,194 @@
+"""Locks on files: who may append to the log, and who is still there.
+
+They are "open file description" locks where the system has them (Linux): they exclude two backends of one process too,
+and other descriptors of the same file may come and go. Elsewhere they are plain POSIX locks, which a process loses with
+the first descriptor of the file that it closes; there a process has one descriptor of a lock file and never closes it.
+
+Either way the system takes the lock from a process that dies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import queue
+import struct
+import sys
+import threading
+from collections.abc import Callable
+
+__all__ = ["FileLock", "PatientLock", "hold", "is_held"]
+
+HAS_OFD_LOCKS = hasattr(fcntl, "F_OFD_SETLK") and sys.platform == "linux" and sys.maxsize > 2**32
+_FLOCK = struct.Struct("@hhqqi4x")
+_DOOR = 0
+_GATE = 1
+
+
+class FileLock:
+    """A lock file that one holder at a time has locked, and that everybody gets a turn at.
+
+    The system gives a lock that was just released to whoever comes first, and that is often the one who released it.
+    So there is a gate before it: whoever waits for the lock has the gate, and nobody else can come through.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._between_threads: threading.Lock | None = None
+        if not HAS_OFD_LOCKS:
+            fd, self._between_threads = _share(fd)
+        self._fd = fd
+        self._has_gate = False
+
+    def acquire(self, *, wait: bool) -> bool:
+        """Take the lock; without ``wait``, return False if another has it, possibly with the gate in hand.
+
+        It is for one thread at a time. After False, ``acquire`` with ``wait`` or ``close`` must follow.
+        """
+        if self._between_threads is not None and not self._has_gate and not self._between_threads.acquire(wait):
+            return False
+        try:
+            if not self._has_gate:
+                self._has_gate = _lock(self._fd, _GATE, wait=wait)
+            if not self._has_gate:
+                if self._between_threads is not None:
+                    self._between_threads.release()
+                return False
+            if not _lock(self._fd, _DOOR, wait=wait):
+                return False
+        except OSError:
+            self._has_gate = False
+            _unlock(self._fd, _GATE)
+            if self._between_threads is not None:
+                self._between_threads.release()
+            raise
+        self._has_gate = False
+        _unlock(self._fd, _GATE)
+        return True
+
+    def release(self) -> None:
+        _unlock(self._fd, _DOOR)
+        if self._between_threads is not None:
+            self._between_threads.release()
+
+    def close(self) -> None:
+        if HAS_OFD_LOCKS and self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class PatientLock:
+    """A lock that is asked for, never waited for: a thread of its own waits, started when it is first needed.
+
+    Args:
+        lock: Closed together with this.
+        wake: Called, on that thread, when a lock that was asked for is there.
+    """
+
+    def __init__(self, lock: FileLock, wake: Callable[[], None]) -> None:
+        self._lock = lock
+        self._wake = wake
+        self._mutex = threading.Lock()
+        self._wanted: queue.SimpleQueue[bool] | None = None
+        self._is_asked = False
+        self._is_granted = False
+        self._is_closed = False
+        self._error: OSError | None = None
+
+    def get(self) -> bool:
+        """Return True with the lock held, or ask for it and return False; ``wake`` then says when to try again."""
+        with self._mutex:
+            if self._error is not None:
+                error, self._error, self._is_asked = self._error, None, False
+                raise error
+            if self._is_asked:
+                granted = self._is_granted
+                if granted:
+                    self._is_asked = self._is_granted = False
+                return granted
+        if self._lock.acquire(wait=False):
+            return True
+        if self._wanted is None:
+            self._wanted = queue.SimpleQueue()
+            threading.Thread(target=self._wait, args=(self._wanted,), name="rendezvous lock", daemon=True).start()
+        self._is_asked = True
+        self._wanted.put(True)
+        return False
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def close(self) -> None:
+        """Let go of the lock file; a wait that is under way ends by itself, and leaves nothing locked."""
+        with self._mutex:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if not self._is_asked or self._is_granted:
+                self._lock.close()
+        if self._wanted is not None:
+            self._wanted.put(False)
+
+    def _wait(self, wanted: queue.SimpleQueue[bool]) -> None:
+        while wanted.get():
+            error = None
+            try:
+                self._lock.acquire(wait=True)
+            except OSError as caught:
+                error = caught
+            with self._mutex:
+                if self._is_closed:
+                    if error is None:
+                        self._lock.release()
+                    self._lock.close()
+                    return
+                self._error = error
+                self._is_granted = error is None
+            self._wake()
+
+
+def hold(fd: int) -> None:
+    """Lock a file of one's own for as long as this process has it open; without OFD locks, nothing."""
+    if HAS_OFD_LOCKS:
+        _lock(fd, _DOOR, wait=False)
+
+
+def is_held(fd: int) -> bool:
+    """Tell whether anybody has ``hold`` of the file; True where that cannot be known."""
+    return not HAS_OFD_LOCKS or not _lock(fd, _DOOR, wait=False, kind=fcntl.F_RDLCK)
+
+
+def _lock(fd: int, byte: int, *, wait: bool, kind: int = fcntl.F_WRLCK) -> bool:
+    """Lock one byte of the file; return whether that worked, which with ``wait`` it does or raises."""
+    try:
+        if HAS_OFD_LOCKS:
+            command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
+            fcntl.fcntl(fd, command, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+        else:
+            fcntl.lockf(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, byte)
+    except (BlockingIOError, PermissionError):  # POSIX allows either for "another has it"
+        if wait:
+            raise
+        return False
+    return True
+
+
+def _unlock(fd: int, byte: int) -> None:
+    if HAS_OFD_LOCKS:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0))
+    else:
+        fcntl.lockf(fd, fcntl.LOCK_UN, 1, byte)
+
+
+_shared: dict[tuple[int, int], tuple[int, threading.Lock]] = {}
+_sharing = threading.Lock()
+
+
+def _share(fd: int) -> tuple[int, threading.Lock]:
+    """Return the one descriptor that this process has of a lock file, and the lock between its threads."""
+    status = os.fstat(fd)
+    with _sharing:
+        found = _shared.setdefault((status.st_dev, status.st_ino), (fd, threading.Lock()))
+    if found[0] != fd:
+        with found[1]:  # closing it would take the lock away from a thread that holds it
+            os.close(fd)
+    return found

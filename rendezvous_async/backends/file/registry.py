@@ -1,0 +1,58 @@
+"""One hub for each directory in a process, however many backends use it, on however many event loops."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from rendezvous_async.backends.file.directory import Directory
+from rendezvous_async.backends.file.hub import Hub, Options
+from rendezvous_async.errors import RendezvousConnectionError
+
+__all__ = ["acquire_hub", "release_hub"]
+
+_hubs: dict[tuple[int, int], Hub] = {}
+_registry = threading.Lock()
+
+
+def acquire_hub(directory: Directory, options: Options) -> Hub:
+    """Return this process's hub of a directory, started if there is none; ``directory`` is the hub's from now on."""
+    with _registry:
+        hub = _hubs.get(directory.key)
+        if hub is None or hub.inbox.closed is not None:
+            hub = _hubs[directory.key] = Hub(directory, options)
+            hub.start()
+        else:
+            directory.close()
+            if hub.options != options:
+                raise ValueError(f"{directory.path} is open in this process with {hub.options}, not {options}")
+        hub.users += 1
+        return hub
+
+
+async def release_hub(hub: Hub) -> None:
+    """Let go of a hub; with its last user it ends."""
+    with _registry:
+        hub.users -= 1
+        if hub.users:
+            return
+        if _hubs.get(hub.directory.key) is hub:
+            del _hubs[hub.directory.key]
+    await hub.stop()
+
+
+def _forget_after_fork() -> None:
+    """A forked child has none of the threads, and must not keep its parent's locks alive."""
+    global _registry
+    _registry = threading.Lock()
+    for hub in _hubs.values():
+        path = hub.directory.path
+        hub.forget(
+            RendezvousConnectionError(
+                f"the file backend of {path} was opened before this process was forked; open it in the child"
+            )
+        )
+    _hubs.clear()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
