@@ -1,0 +1,330 @@
+"""The stream of all watches of a backend: one feed on it for each name, however many watch that name.
+
+A feed is started "from now", and etcd says which revision that was; after a break it resumes where it stood. Within one
+feed etcd delivers in order and whole commits; between feeds it promises nothing. What two feeds have delivered is known
+to be whole once the stream has told its progress (a barrier). It is asked twice: servers before 3.5.8 may answer
+before they have sent what was already queued.
+
+**How current.** Now and then the cluster is asked, through consensus, for its revision; when a barrier has passed that
+revision, every watch is known to be as current as the moment of asking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from aetcd import rpc
+
+from rendezvous_async.backends.base import Entry
+from rendezvous_async.backends.etcd.channel import Cluster
+from rendezvous_async.backends.etcd.faults import EtcdRefusedError, Fault
+from rendezvous_async.backends.etcd.history import History, key_range
+from rendezvous_async.backends.etcd.stream import Stream
+from rendezvous_async.errors import RendezvousConnectionError
+
+if TYPE_CHECKING:
+    from rendezvous_async.backends.etcd.watch import EtcdWatch
+
+__all__ = ["Feed", "Feeds"]
+
+CHECK_EVERY = 1.0
+ASK_AGAIN_AFTER = 0.25
+CATCHING_UP = 0.25
+"""Seconds in which a server before 3.5.8, whose progress does not count feeds that catch up, lets them catch up."""
+
+
+class Feed:
+    """One name on the stream.
+
+    Attributes:
+        start: The next revision that it will deliver; 0 until etcd has said what "now" is.
+        id: Names it on the stream that is open.
+    """
+
+    def __init__(self, name: str, start: int) -> None:
+        self.name = name
+        self.start = start
+        self.id = 0
+        self.created = False
+        self.refused = False
+        self.watches: dict[EtcdWatch, None] = {}
+        self.parts: list[Any] = []
+
+    def __repr__(self) -> str:
+        return f"<Feed {self.name} from {self.start or 'now'}>"
+
+    def reset(self) -> None:
+        """Start again from now: what it was to deliver next does not exist any more."""
+        self.start = 0
+        self.created = False
+        self.parts = []
+
+
+class Feeds(Stream):
+    """The stream of all watches of a backend."""
+
+    method = "Watch"
+
+    def __init__(self, cluster: Cluster, history: History) -> None:
+        super().__init__(cluster)
+        self.history = history
+        self.closed = False
+        self.watches: dict[EtcdWatch, None] = {}
+        self._check_every = CHECK_EVERY
+        self._shared: dict[str, Feed] = {}
+        self._feeds: dict[Feed, None] = {}
+        self._by_id: dict[int, Feed] = {}
+        self._creating: deque[Feed] = deque()
+        self._last_id = 0
+        self._token: str | None = None
+        self._stale_token = False
+        self._barrier = _Barrier()
+        self._barrier_begun = anyio.Event()
+        self._proof: tuple[float, int] | None = None
+        self._heard_at = 0.0
+        history.on_change(self._restart)
+
+    def expect_ttl(self, ttl: float) -> None:
+        """Check often enough for somebody who gives up a watch that shows no progress for this long."""
+        self._check_every = min(self._check_every, ttl / 4)
+
+    def subscribe(self, watch: EtcdWatch, name: str, after: int | None) -> Feed:
+        """Have what changes under a name offered to ``watch``, from now on or since ``after``."""
+        feed = self._shared.get(name)
+        if feed is None or (after is not None and not 0 < feed.start <= after + 1):
+            feed = Feed(name, 0 if after is None else after + 1)
+            self._shared.setdefault(name, feed)
+            self._feeds[feed] = None
+            if self.is_open:
+                self._create(feed)
+            self.want()
+        feed.watches[watch] = None
+        self.watches[watch] = None
+        return feed
+
+    def unsubscribe(self, watch: EtcdWatch, feed: Feed) -> None:
+        """Undo ``subscribe``; the last one out ends the feed."""
+        self.watches.pop(watch, None)
+        feed.watches.pop(watch, None)
+        if not feed.watches and feed in self._feeds:
+            self._forget(feed)
+            if self.is_open:
+                self.send(rpc.WatchRequest(cancel_request=rpc.WatchCancelRequest(watch_id=feed.id)))
+
+    def close(self) -> None:
+        """Wake every watch, so that it finds out that the backend is closed."""
+        self.closed = True
+        for watch in tuple(self.watches):
+            watch.wake()
+
+    def want_barrier(self, watch: EtcdWatch) -> None:
+        """Have ``watch.confirm()`` called when all feeds have delivered what they have now."""
+        wait = watch.hold_until - anyio.current_time()
+        if wait > 0:
+            asyncio.get_running_loop().call_later(wait, self.want_barrier, watch)
+        else:
+            self._barrier.next[watch] = None
+            self._begin_barrier()
+
+    # The stream
+
+    async def _prepare(self) -> bool:
+        try:
+            if self._stale_token:
+                await self._cluster.renew(self._token)
+                self._stale_token = False
+            await self.history.verify()
+        except EtcdRefusedError as error:
+            for watch in tuple(self.watches):
+                watch.fail(error)
+            return False
+        except RendezvousConnectionError:
+            return False
+        self._token = self._cluster.token
+        return True
+
+    def _opened(self) -> None:
+        self._by_id.clear()
+        self._creating.clear()
+        self._heard_at = anyio.current_time()
+        for feed in self._feeds:
+            self._create(feed)
+        self._barrier.phase = 0
+        self._begin_barrier()
+
+    def _create(self, feed: Feed) -> None:
+        self._last_id += 1
+        feed.id = self._last_id
+        feed.created = False
+        feed.parts = []
+        self._by_id[feed.id] = feed
+        self._creating.append(feed)
+        key, end = key_range(feed.name)
+        create = rpc.WatchCreateRequest(
+            key=key,
+            range_end=end,
+            start_revision=feed.start,
+            watch_id=feed.id,
+            progress_notify=True,
+            fragment=True,
+        )
+        self.send(rpc.WatchRequest(create_request=create))
+
+    def _received(self, response: Any) -> None:
+        self._heard_at = anyio.current_time()
+        feed = self._by_id.get(response.watch_id)
+        if response.created and self._creating:
+            # Answered in the order of the requests; one that is refused may come back without its id.
+            feed = self._creating.popleft()
+            if feed not in self._feeds:
+                return
+        if feed is None:
+            if response.watch_id == -1 and not response.canceled:
+                self._pass_barrier(response.header.revision)
+        elif response.canceled:
+            self._cancelled(feed, response)
+        elif response.created:
+            self._created(feed, response.header.revision)
+        elif response.events or feed.parts:
+            feed.parts.extend(response.events)
+            if not response.fragment:
+                events, feed.parts = feed.parts, []
+                self._deliver(feed, events)
+        else:
+            feed.start = max(feed.start, response.header.revision + 1)
+
+    def _created(self, feed: Feed, revision: int) -> None:
+        feed.created, feed.refused = True, False
+        if not feed.start:
+            feed.start = revision + 1
+            for watch in feed.watches:
+                watch.wake()
+        elif feed.start <= revision and not self._cluster.orderly_progress:
+            for watch in feed.watches:
+                watch.hold_until = anyio.current_time() + CATCHING_UP
+
+    def _deliver(self, feed: Feed, events: list[Any]) -> None:
+        entries = [self._entry(event) for event in events]
+        revision = max(entry.token.revision for entry in entries)
+        feed.start = max(feed.start, revision + 1)
+        for watch in feed.watches:
+            watch.offer(entries, revision)
+
+    def _entry(self, event: Any) -> Entry:
+        if event.type == rpc.Event.DELETE:
+            return Entry(event.kv.key.decode(), None, self.history.token(event.kv.mod_revision))
+        return self.history.entry(event.kv)
+
+    def _cancelled(self, feed: Feed, response: Any) -> None:
+        self._by_id.pop(feed.id, None)
+        if response.compact_revision:
+            feed.reset()
+            for watch in feed.watches:
+                watch.start_over()
+            self._create(feed)
+        elif "permission denied" in response.cancel_reason or "auth token" in response.cancel_reason:
+            if self._cluster.has_user and not feed.refused:
+                # It may be no more than a token that has expired, which etcd calls the same.
+                feed.refused = self._stale_token = True
+                self.reopen("a watch was refused")
+                return
+            self._forget(feed)
+            error = EtcdRefusedError(
+                f"etcd at {self._cluster.member.address} refused a watch of {feed.name}: {response.cancel_reason}",
+                Fault.REFUSED,
+            )
+            for watch in tuple(feed.watches):
+                watch.fail(error)
+        else:
+            self.reopen(response.cancel_reason or "a watch was cancelled by the server")
+
+    def _forget(self, feed: Feed) -> None:
+        self._by_id.pop(feed.id, None)
+        self._feeds.pop(feed, None)
+        if self._shared.get(feed.name) is feed:
+            del self._shared[feed.name]
+
+    def _restart(self) -> None:
+        """Start everything over, in another history."""
+        for feed in self._feeds:
+            feed.reset()
+        for watch in self.watches:
+            watch.start_over()
+        self._proof = None
+        self.reopen("another history")
+
+    # Barriers and how current we are
+
+    def _begin_barrier(self) -> None:
+        barrier = self._barrier
+        if barrier.phase or not (barrier.now or barrier.next or self._proof) or not self.is_open:
+            return
+        barrier.now.update(barrier.next)
+        barrier.next.clear()
+        for watch in barrier.now:
+            watch.hold()
+        barrier.phase = 1
+        self._ask_progress()
+
+    def _ask_progress(self) -> None:
+        self._barrier.asked_at = anyio.current_time()
+        self._barrier_begun.set()
+        self.send(rpc.WatchRequest(progress_request=rpc.WatchProgressRequest()))
+
+    def _pass_barrier(self, revision: int) -> None:
+        barrier = self._barrier
+        if barrier.phase == 1:
+            barrier.phase = 2
+            self._ask_progress()
+        elif barrier.phase == 2:
+            barrier.phase = 0
+            now, barrier.now = barrier.now, {}
+            for watch in now:
+                watch.confirm(revision)
+            if self._proof is not None and self._proof[1] <= revision:
+                for watch in self.watches:
+                    watch.proved(self._proof[0])
+                self._proof = None
+            self._begin_barrier()
+
+    async def _watch_over(self) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._ask_progress_again)
+            while True:
+                await anyio.sleep(self._check_every)
+                if not self.watches:
+                    continue
+                asked_at = anyio.current_time()
+                try:
+                    revision = await self.history.verify()
+                except RendezvousConnectionError:
+                    continue
+                self._proof = (asked_at, revision)
+                self._begin_barrier()
+
+    async def _ask_progress_again(self) -> None:
+        # Servers drop the question while a feed catches up; a stream on which nothing comes at all is dead.
+        while True:
+            await self._barrier_begun.wait()
+            await anyio.sleep(ASK_AGAIN_AFTER)
+            now = anyio.current_time()
+            if not self._barrier.phase:
+                self._barrier_begun = anyio.Event()
+            elif now - self._heard_at > self._cluster.call_timeout:
+                self._cluster.leave(self._cluster.member, "a watch stream has gone silent")
+                self.reopen("silence")
+            elif now - self._barrier.asked_at >= ASK_AGAIN_AFTER:
+                self._ask_progress()
+
+
+class _Barrier:
+    """The question for progress that is out: ``phase`` 0 for none, and who waits for it and for the next one."""
+
+    def __init__(self) -> None:
+        self.phase = 0
+        self.asked_at = 0.0
+        self.now: dict[EtcdWatch, None] = {}
+        self.next: dict[EtcdWatch, None] = {}

@@ -1,0 +1,139 @@
+"""Sessions are etcd leases, and all of a backend are kept alive over one stream.
+
+Answers come in the order of the requests, so the n-th answer for a lease is the answer to the n-th request: a caller
+never takes an answer to an earlier request for its own, which would move its deadline too far. A lease that is gone is
+answered with TTL 0 and with no error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from aetcd import rpc
+
+from rendezvous_async.backends.base import Session, closed_error
+from rendezvous_async.backends.etcd.channel import Cluster
+from rendezvous_async.backends.etcd.stream import Stream
+from rendezvous_async.errors import RendezvousConnectionError, RendezvousSessionError
+
+if TYPE_CHECKING:
+    from rendezvous_async.backends.etcd.backend import EtcdBackend
+
+__all__ = ["EtcdSession", "KeepAlives", "lease_id", "session_id"]
+
+SHORTEST_STALL = 0.5
+
+
+def session_id(lease: int) -> str | None:
+    """Return the session that a lease is; lease 0 is none."""
+    return f"{lease:x}" if lease else None
+
+
+def lease_id(session: str) -> int | None:
+    """Return the lease of a session id, or None if no session can have that id."""
+    try:
+        lease = int(session, 16)
+    except ValueError:
+        return None
+    return lease if session_id(lease) == session and lease < 2**63 else None
+
+
+class KeepAlives(Stream):
+    """The stream on which every lease of a backend is kept alive."""
+
+    method = "LeaseKeepAlive"
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self._stall = cluster.call_timeout
+        self._asked: dict[int, deque[asyncio.Future[int]]] = {}
+        self._sent_at: deque[float] = deque()
+        self._closed = False
+
+    def expect_ttl(self, ttl: float) -> None:
+        """Notice a silent member early enough for a lease of this TTL."""
+        self._stall = min(self._stall, max(SHORTEST_STALL, ttl / 4))
+
+    async def refresh(self, lease: int) -> int:
+        """Keep a lease alive and return its TTL; 0 if there is no such lease."""
+        if self._closed:
+            raise closed_error("etcd")
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        waiting = self._asked.setdefault(lease, deque())
+        if not self.is_open and waiting and waiting[-1].done():
+            waiting.pop()  # who has given up in the meantime is not asked for again
+        waiting.append(answer)
+        self._ask(lease)
+        self.want()
+        with anyio.move_on_after(self._cluster.connect_timeout):
+            return await answer
+        raise RendezvousConnectionError(
+            f"no answer from {self._cluster.endpoint} to a keep-alive in {self._cluster.connect_timeout:g} s",
+            [f"{self._cluster.member.address}: {self._cluster.member.trouble or 'no answer'}"],
+        )
+
+    def close(self) -> None:
+        """Fail whoever waits."""
+        self._closed = True
+        for answers in self._asked.values():
+            for answer in answers:
+                if not answer.done():
+                    answer.set_exception(closed_error("etcd"))
+        self._asked.clear()
+
+    def _ask(self, lease: int) -> None:
+        if self.is_open:
+            self._sent_at.append(anyio.current_time())
+            self.send(rpc.LeaseKeepAliveRequest(ID=lease))
+
+    def _opened(self) -> None:
+        # What was asked on the stream before and is still waited for is asked again, in the same order.
+        self._sent_at.clear()
+        for lease, answers in list(self._asked.items()):
+            waiting = deque(answer for answer in answers if not answer.done())
+            if waiting:
+                self._asked[lease] = waiting
+                for _ in waiting:
+                    self._ask(lease)
+            else:
+                del self._asked[lease]
+
+    def _received(self, response: Any) -> None:
+        if self._sent_at:
+            self._sent_at.popleft()
+        answers = self._asked.get(response.ID)
+        if answers:
+            answer = answers.popleft()
+            if not answers:
+                del self._asked[response.ID]
+            if not answer.done():
+                answer.set_result(response.TTL)
+
+    async def _watch_over(self) -> None:
+        while True:
+            await anyio.sleep(self._stall / 4)
+            if self._sent_at and anyio.current_time() - self._sent_at[0] > self._stall:
+                member = self._cluster.member
+                self._cluster.leave(member, f"no answer to a keep-alive in {self._stall:g} s")
+                self.reopen("no answer to a keep-alive")
+                return
+
+
+class EtcdSession(Session):
+    """A lease that this process has been granted."""
+
+    def __init__(self, lease: int, ttl: float, sent_at: float, backend: EtcdBackend) -> None:
+        super().__init__(f"{lease:x}", ttl, sent_at)
+        self._lease = lease
+        self._backend = backend
+
+    async def _refresh(self) -> None:
+        if not await self._backend.keep_alive(self._lease):
+            self.lost.set()
+            raise RendezvousSessionError(f"session {self.id} has ended: etcd knows no lease of that id")
+
+    async def aclose(self) -> None:
+        await self._backend.end_session(self.id)

@@ -1,0 +1,189 @@
+"""Whatever is wrong with the server, the error names the member and the cause, within the connect timeout."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import grpc.aio
+import pytest
+import trustme
+from aetcd import rpc
+from aetcd.rpc.rpc_pb2_grpc import add_MaintenanceServicer_to_server
+
+from rendezvous_async.backends import open_backend
+from rendezvous_async.backends.base import Put
+from rendezvous_async.errors import RendezvousConnectionError
+from rendezvous_async.testing.etcd import EtcdCluster, start_etcd
+
+TIMEOUT = 1.0
+
+
+async def refusal(endpoint: str, **options: object) -> str:
+    """Return the error that opening a backend raises, having checked that it comes in time."""
+    with anyio.fail_after(TIMEOUT + 1), pytest.raises(RendezvousConnectionError) as caught:
+        async with open_backend(endpoint, run_id="run", connect_timeout=TIMEOUT, **options):
+            pass
+    return str(caught.value)
+
+
+def closed_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+    return port
+
+
+async def test_nobody_listens() -> None:
+    first, second = closed_port(), closed_port()
+    text = await refusal(f"etcd://127.0.0.1:{first},127.0.0.1:{second}")
+    assert f"127.0.0.1:{first}: " in text
+    assert f"127.0.0.1:{second}: " in text
+    assert "Connection refused" in text
+
+
+async def test_no_such_host() -> None:
+    text = await refusal("etcd://no-such-host.invalid:2379")
+    assert "no-such-host.invalid:2379: " in text
+
+
+async def test_a_server_that_says_nothing() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        port = silent.getsockname()[1]
+        assert f"127.0.0.1:{port}: " in await refusal(f"etcd://127.0.0.1:{port}", call_timeout=0.3)
+
+
+@asynccontextmanager
+async def http1_server() -> AsyncIterator[str]:
+    """What an etcd of version 2 looks like to a v3 client: a server of HTTP/1."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        body = b'{"etcdserver":"2.3.8","etcdcluster":"2.3.0"}'
+        writer.write(
+            b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(body), body)
+        )
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_a_server_of_version_2() -> None:
+    async with http1_server() as address:
+        with anyio.fail_after(1):
+            text = await refusal(f"etcd://{address}")
+    assert address in text
+    assert "speaks HTTP/1 only: this is no etcd, or one of version 2" in text
+
+
+class OldEtcd(rpc.Maintenance):  # type: ignore[misc]
+    async def Status(self, request: object, context: object) -> object:
+        return rpc.StatusResponse(version="3.2.32")
+
+
+async def test_a_server_that_is_too_old() -> None:
+    server = grpc.aio.server()
+    add_MaintenanceServicer_to_server(OldEtcd(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        text = await refusal(f"etcd://127.0.0.1:{port}")
+    finally:
+        await server.stop(None)
+    assert text == f"etcd at 127.0.0.1:{port} is version 3.2.32; 3.4 or newer is needed"
+
+
+async def test_a_grpc_server_that_is_no_etcd() -> None:
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        text = await refusal(f"etcd://127.0.0.1:{port}")
+    finally:
+        await server.stop(None)
+    assert f"etcd at 127.0.0.1:{port} refused Status: the server does not know etcd's v3 API" in text
+
+
+class Certificates:
+    """A certificate authority with a server's and a client's certificate, as files."""
+
+    def __init__(self, directory: Path) -> None:
+        authority = trustme.CA()
+        self.ca = str(directory / "ca.pem")
+        authority.cert_pem.write_to_path(self.ca)
+        self.server_cert, self.server_key = self._issue(authority, directory / "server", "127.0.0.1")
+        self.cert, self.key = self._issue(authority, directory / "client", "node@example.org")
+
+    def _issue(self, authority: trustme.CA, path: Path, *names: str) -> tuple[str, str]:
+        issued = authority.issue_cert(*names)
+        cert, key = str(path.with_suffix(".pem")), str(path.with_suffix(".key"))
+        issued.private_key_pem.write_to_path(key)
+        for index, blob in enumerate(issued.cert_chain_pems):
+            blob.write_to_path(cert, append=index > 0)
+        return cert, key
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def etcd_tls(certificates: Certificates) -> Iterator[EtcdCluster]:
+    with EtcdCluster(ca=certificates.ca, cert=certificates.server_cert, key=certificates.server_key) as cluster:
+        yield cluster
+
+
+async def test_tls(etcd_tls: EtcdCluster, certificates: Certificates) -> None:
+    async with open_backend(etcd_tls.endpoint, run_id="run", ca=certificates.ca) as backend:
+        assert (await backend.commit(Put("a", b"1"))).won
+
+
+async def test_the_wrong_ca(etcd_tls: EtcdCluster, tmp_path: Path) -> None:
+    with anyio.fail_after(1):
+        text = await refusal(etcd_tls.endpoint, ca=Certificates(tmp_path).ca)
+    assert etcd_tls.members[0].address in text
+    assert "the server's certificate is not signed by the given ca" in text
+
+
+async def test_a_name_that_is_not_in_the_certificate(etcd_tls: EtcdCluster, certificates: Certificates) -> None:
+    port = etcd_tls.members[0].client_port
+    text = await refusal(f"etcds://localhost:{port}", ca=certificates.ca)
+    assert f"localhost:{port}: the server's certificate is for another name" in text
+
+
+async def test_tls_to_a_server_without(etcd: EtcdCluster, certificates: Certificates) -> None:
+    text = await refusal(etcd.endpoint.replace("etcd:", "etcds:"), ca=certificates.ca)
+    assert "if it does not speak TLS, use etcd://" in text
+
+
+async def test_plain_to_a_server_with_tls(etcd_tls: EtcdCluster) -> None:
+    text = await refusal(etcd_tls.endpoint.replace("etcds:", "etcd:"))
+    assert f"{etcd_tls.members[0].address}: the server hung up; if it speaks TLS, use etcds://" in text
+
+
+async def test_mutual_tls(certificates: Certificates) -> None:
+    context = ssl.create_default_context(cafile=certificates.ca)
+    context.load_cert_chain(certificates.cert, certificates.key)
+    async with start_etcd(
+        ca=certificates.ca,
+        cert=certificates.server_cert,
+        key=certificates.server_key,
+        client_auth=True,
+        client_tls=context,
+    ) as cluster:
+        endpoint = f"{cluster.endpoint}?ca={certificates.ca}"
+        async with open_backend(endpoint, run_id="run", cert=certificates.cert, key=certificates.key) as backend:
+            assert (await backend.commit(Put("a", b"1"))).won
+        text = await refusal(endpoint)
+        assert f"{cluster.members[0].address}: the server wants a client certificate" in text
