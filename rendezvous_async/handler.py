@@ -24,7 +24,7 @@ from rendezvous_async.control import close_run, evict_node, read_status
 from rendezvous_async.core.codec import encode
 from rendezvous_async.core.diagnosis import Status
 from rendezvous_async.core.rules import Change, Joined, Mismatch, Pending, Shut, admit
-from rendezvous_async.core.state import Last, Node
+from rendezvous_async.core.state import STATE, Last, Node
 from rendezvous_async.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -272,7 +272,11 @@ class Rendezvous:
         """
         await self._check_entered()
         with answer_within(self._timeouts.close, f"close run {self.run_id!r}"):
-            await close_run(await self._open_backend(), reason, self.node, self.settings)
+            backend = await self._open_backend()
+            await close_run(backend, reason, self.node, self.settings)
+            state = await backend.get(STATE)
+        if state is not None and self._membership is not None:
+            self._membership.view.apply([state])  # Who closes it must not see its world go on till the push arrives.
 
     async def evict(self, node: str) -> bool:
         """Throw another node out; it learns that it is out, and may join again. False if it is not here."""

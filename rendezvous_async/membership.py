@@ -204,8 +204,8 @@ class Membership:
     async def _keep_alive(self) -> None:
         """Send keep-alives; ends when the session is lost or this node's own clock says so."""
         session, interval = self.session, self._interval
+        due = anyio.current_time() + interval
         while True:
-            due = anyio.current_time() + interval
             with anyio.CancelScope(deadline=min(due, session.deadline)):
                 await session.lost.wait()
                 raise RendezvousSessionError(f"node {self._node}: the backend has ended session {session.id}")
@@ -215,8 +215,9 @@ class Membership:
                 self._events.emit(EventKind.STALLED, detail=f"{now - due:.3f} s")
             if now >= session.deadline:
                 raise RendezvousSessionError(self._out_by_clock())
+            due = now + interval  # From the sending: no answer within the interval, and the next one follows at once.
             try:
-                with answer_within(min(self._timeouts.heartbeat, interval), "keep-alive"):
+                with answer_within(min(self._timeouts.heartbeat, interval, session.deadline - now), "keep-alive"):
                     await session.keep_alive()
             except RendezvousConnectionError as error:
                 left = session.deadline - anyio.current_time()

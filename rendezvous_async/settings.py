@@ -78,7 +78,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.last_call, 3.0) if self.regroup is None else self.regroup
 
 
-class Settings(msgspec.Struct, frozen=True):
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What all nodes of a run must agree on; it lives in the run's state."""
 
     min_nodes: int

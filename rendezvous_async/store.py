@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 
 import anyio
 
-from rendezvous_async.backends.base import Backend, Commit, Condition, Delete, Entry, Put, Token, Write
+from rendezvous_async.backends.base import Backend, Commit, Condition, Delete, Entry, Listing, Put, Token, Write
 from rendezvous_async.core.state import round_key
 from rendezvous_async.errors import RendezvousFencedError, RendezvousTimeoutError
 from rendezvous_async.settings import check_seconds, encode_segment
-from rendezvous_async.view import answer_within
+from rendezvous_async.view import Notice, answer_within
 
 __all__ = ["Store"]
 
@@ -33,6 +33,7 @@ class Store:
         rank: Of this member, for barriers.
         size: Of the world, for barriers.
         check: Raises if this node is out.
+        news: Fires when that may have changed, so that a wait can end.
         call_timeout: For one call to the backend; a node that waits longer is out anyway.
     """
 
@@ -44,6 +45,7 @@ class Store:
         rank: int,
         size: int,
         check: Callable[[], None],
+        news: Notice,
         call_timeout: float,
     ) -> None:
         self._backend = backend
@@ -52,6 +54,7 @@ class Store:
         self._rank = rank
         self._size = size
         self._check = check
+        self._news = news
         self._call_timeout = call_timeout
         self._keys = f"{round_key(round)}/kv/"
         self._barriers: Counter[str] = Counter()
@@ -75,7 +78,8 @@ class Store:
     async def wait(self, keys: Iterable[str], timeout: float = DEFAULT_TIMEOUT) -> list[bytes]:
         """Wait until all ``keys`` are there, and return their values in order; raises as ``get`` does."""
         check_seconds("timeout", timeout)
-        names = {key: self._key(key) for key in keys}
+        wanted = list(keys)
+        names = {key: self._key(key) for key in wanted}
         values: dict[str, bytes] = {}
         with anyio.move_on_after(timeout) as scope:
             for name in names.values():
@@ -87,12 +91,13 @@ class Store:
         if scope.cancelled_caught:
             absent = sorted(key for key, name in names.items() if name not in values)
             raise RendezvousTimeoutError(f"{self!r}: nobody has set {absent} within {timeout:g} s")
-        return [values[name] for name in names.values()]
+        return [values[names[key]] for key in wanted]
 
     async def check(self, keys: Iterable[str]) -> bool:
         """Tell whether all ``keys`` are there now."""
         for key in keys:
             if await self._read(self._key(key)) is None:
+                await self._confirm()
                 return False
         return True
 
@@ -105,10 +110,10 @@ class Store:
         name, wanted, value = self._key(key), _bytes(expected), _bytes(desired)
         entry = await self._read(name)
         while True:
-            if entry is None and wanted:
-                return wanted
-            if entry is not None and entry.value != wanted:
-                return entry.value or b""
+            value_now = b"" if entry is None else entry.value or b""
+            if value_now != wanted:
+                await self._confirm()
+                return wanted if entry is None else value_now
             commit = await self._write(Put(name, value), when=_unchanged(name, entry))
             if commit.won:
                 return value
@@ -137,16 +142,19 @@ class Store:
             if commit.won:
                 return True
             entry = commit.entry(name)
+        await self._confirm()
         return False
 
     async def num_keys(self) -> int:
         """Count the keys."""
         self._check()
         with answer_within(self._call_timeout, "count keys"):
-            return len((await self._backend.list(self._keys)).entries)
+            count = len((await self._backend.list(self._keys)).entries)
+        await self._confirm()
+        return count
 
     async def barrier(self, name: str = "barrier", timeout: float = DEFAULT_TIMEOUT) -> None:
-        """Wait until every member has called this, as often as this one has with this name.
+        """Wait until every member has called this, as often as this one has with this name; failed calls do not count.
 
         Each member writes one key and waits for one: rank 0 counts and says when all are there.
 
@@ -156,17 +164,27 @@ class Store:
         """
         check_seconds("timeout", timeout)
         self._barriers[name] += 1
-        place = f"{round_key(self._round)}/barriers/{encode_segment(name)}-{self._barriers[name]}"
-        here: dict[str, bytes] = {}
-        with anyio.move_on_after(timeout) as scope:
-            await self._write(Put(f"{place}/{self._rank}", b""))
-            if self._rank == 0:
-                await self._watch([f"{place}/"], here, self._size)
-                await self._write(Put(place, b""))
-            else:
-                await self._watch([place], here, 1)
-        if scope.cancelled_caught:
+        number = self._barriers[name]
+        place = f"{round_key(self._round)}/barriers/{encode_segment(name)}-{number}"
+        passed = False
+        try:
+            with anyio.move_on_after(timeout):
+                await self._meet(place)
+                passed = True
+                return
             raise RendezvousTimeoutError(await self._explain(name, place, timeout))
+        finally:
+            if not passed and self._barriers[name] == number:
+                self._barriers[name] -= 1  # Let the next call try this one again.
+
+    async def _meet(self, place: str) -> None:
+        here: dict[str, bytes] = {}
+        await self._write(Put(f"{place}/{self._rank}", b""))
+        if self._rank == 0:
+            await self._watch([f"{place}/"], here, self._size)
+            await self._write(Put(place, b""))
+        else:
+            await self._watch([place], here, 1)
 
     async def _explain(self, name: str, place: str, timeout: float) -> str:
         with answer_within(self._call_timeout, "see who is at the barrier"):
@@ -194,22 +212,40 @@ class Store:
 
     async def _watch(self, names: list[str], values: dict[str, bytes], count: int) -> None:
         """Collect values under ``names`` until there are ``count``, for as long as the round is current."""
-        async with self._backend.watch(*names, self._fence.key) as watch:
-            fenced = True
-            async for listing in watch:
+        scope = anyio.CancelScope()
+
+        def stop_if_out() -> None:
+            try:
                 self._check()
-                for entry in listing.entries:
-                    if entry.key == self._fence.key:
-                        self._check_fence(entry)
-                        fenced = False
-                    elif entry.value is None:
-                        values.pop(entry.key, None)
-                    else:
-                        values[entry.key] = entry.value
-                if fenced:
+            except RendezvousFencedError:
+                scope.cancel()
+
+        with scope, self._news.calling(stop_if_out):
+            stop_if_out()
+            async with self._backend.watch(*names, self._fence.key) as watch:
+                values.clear()  # The first listing has all there is; what was read before may be gone.
+                listing = await anext(watch)
+                if all(entry.key != self._fence.key for entry in listing.entries):
                     self._check_fence(None)
-                if len(values) >= count:
-                    return
+                while self._take(listing, values) < count:
+                    listing = await anext(watch)
+                return
+        self._check()
+
+    def _take(self, listing: Listing, values: dict[str, bytes]) -> int:
+        """Take a watch's listing into ``values``, and return how many there are."""
+        for entry in listing.entries:
+            if entry.key == self._fence.key:
+                self._check_fence(entry)
+            elif entry.value is None:
+                values.pop(entry.key, None)
+            else:
+                values[entry.key] = entry.value
+        return len(values)
+
+    async def _confirm(self) -> None:
+        """Raise if the round is over: for an answer of a write that found nothing to write."""
+        self._check_fence(await self._read(self._fence.key))
 
     def _check_fence(self, marker: Entry | None) -> None:
         if marker is None or marker.value is None or marker.token != self._fence.token:
@@ -221,4 +257,8 @@ def _unchanged(name: str, entry: Entry | None) -> Condition:
 
 
 def _bytes(value: bytes | str) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)
+    if isinstance(value, str):
+        return value.encode()
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(f"a value must be bytes or a text, not {value!r}")
+    return bytes(value)

@@ -40,7 +40,14 @@ class World:
         self.size = joined.size
         self.token = Token(*joined.token)
         self.store = Store(
-            backend, joined.round, self.token, joined.rank, joined.size, self.check, membership.session.ttl
+            backend,
+            joined.round,
+            self.token,
+            joined.rank,
+            joined.size,
+            self.check,
+            membership.view.changed,
+            membership.session.ttl,
         )
         self._backend = backend
         self._membership = membership
@@ -117,6 +124,7 @@ class UntilChanged:
     def __init__(self, world: World) -> None:
         self.change: Change | None = None
         self._world = world
+        self._cause: Change | None = None
         self._scope = anyio.CancelScope()
         self._stack = ExitStack()
 
@@ -131,9 +139,11 @@ class UntilChanged:
     ) -> bool | None:
         swallow = self._stack.__exit__(kind, error, traceback)
         if self._scope.cancelled_caught:
-            self.change = self._world.change
+            self.change = self._world.change or self._cause  # Who was waiting may have left since.
         return swallow
 
     def _look(self) -> None:
-        if self._world.change is not None:
+        change = self._world.change
+        if change is not None:
+            self._cause = change
             self._scope.cancel()

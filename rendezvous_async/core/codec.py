@@ -58,6 +58,6 @@ def decode(kind: type[R], data: bytes | None, key: str = "") -> R:
         raise RendezvousStateError(f"{where} is not a {kind.__name__} record of rendezvous_async: {data[:16]!r}")
     try:
         record: R = _DECODERS[kind].decode(memoryview(data)[2:])
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RendezvousStateError(f"{where} is damaged: {error}") from error
     return record

@@ -14,6 +14,7 @@ steps and not a thousand looks at everybody.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from rendezvous_async.core.ranks import Candidate
@@ -38,7 +39,8 @@ class Tally:
         self.returned: set[str] = set()
         self.newcomers: set[str] = set()
         self.foreign: set[str] = set()
-        self._last_rounds: dict[int, int] = {}
+        self._last_rounds: Counter[int] = Counter()
+        self._last_rounds_of_foreign: Counter[int] = Counter()
 
     def __repr__(self) -> str:
         return (
@@ -50,20 +52,23 @@ class Tally:
         """Take a record that was written, with the revision of that put."""
         self.remove(node)
         self.records[node] = (record, order)
-        self._group(node, record).add(node)
+        group = self._group(node, record)
+        group.add(node)
         if record.last is not None:
-            self._last_rounds[record.last.round] = self._last_rounds.get(record.last.round, 0) + 1
+            self._rounds_of(group)[record.last.round] += 1
 
     def remove(self, node: str) -> None:
         """Take it that a record is gone; one that was never there is no error."""
         record, _ = self.records.pop(node, (None, 0))
         if record is None:
             return
-        self._group(node, record).discard(node)
+        group = self._group(node, record)
+        group.discard(node)
         if record.last is not None:
-            self._last_rounds[record.last.round] -= 1
-            if not self._last_rounds[record.last.round]:
-                del self._last_rounds[record.last.round]
+            rounds = self._rounds_of(group)
+            rounds[record.last.round] -= 1
+            if not rounds[record.last.round]:
+                del rounds[record.last.round]
 
     def follow(self, head: Head) -> None:
         """Take a head of the same round that was rewritten: counts, phase, closed."""
@@ -99,22 +104,30 @@ class Tally:
     @property
     def last_round(self) -> int:
         """The highest round that the head or anybody at all remembers."""
-        return max(self.head.round, *self._last_rounds, 0)
+        return max(self._survived, *self._last_rounds_of_foreign, 0)
 
     @property
     def has_survivor(self) -> bool:
-        """Whether anybody here held the last round."""
-        return self.last_round in self._last_rounds
+        """Whether a candidate held the last round."""
+        return self._survived in self._last_rounds
 
     def candidates(self) -> list[Candidate]:
         """Return everybody at the barrier, first come first."""
-        last_round = self.last_round
+        survived = self._survived
         found = []
         for node in (*self.returned, *self.newcomers):
             record, order = self.records[node]
-            rank = record.last.rank if record.last is not None and record.last.round == last_round else None
+            rank = record.last.rank if record.last is not None and record.last.round == survived else None
             found.append(Candidate(node, order, rank, record.address, record.labels))
         return sorted(found, key=lambda candidate: (candidate.order, candidate.node))
+
+    @property
+    def _survived(self) -> int:
+        """The round whose members are survivors: nodes with other settings have no say in it."""
+        return max(self.head.round, *self._last_rounds, 0)
+
+    def _rounds_of(self, group: set[str]) -> Counter[int]:
+        return self._last_rounds_of_foreign if group is self.foreign else self._last_rounds
 
     def _group(self, node: str, record: Node) -> set[str]:
         settings = self.head.settings

@@ -1,0 +1,168 @@
+"""What a tired person reads: the texts of a status, whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from textwrap import dedent
+
+import msgspec
+
+from rendezvous_async.core.diagnosis import SHOW_AT_MOST, Absent, Present, Role, Status, diagnose
+from rendezvous_async.core.state import Closed, Head, Node, Phase, Seat
+from rendezvous_async.settings import Settings
+from tests.core.make import TWO_TO_FOUR, formed, record
+
+
+def status(
+    head: Head | None, seats: Mapping[str, Seat], roster: Mapping[str, Node], coordinator: str | None = "a"
+) -> Status:
+    records = [(name, node, order) for order, (name, node) in enumerate(roster.items(), start=1)]
+    return diagnose("job-7", head, seats, records, coordinator)
+
+
+def text(shown: Status) -> str:
+    return str(shown)
+
+
+def lines(expected: str) -> str:
+    return dedent(expected).strip()
+
+
+def fresh(names: str) -> dict[str, Node]:
+    return {name: record(f"{name}1") for name in names}
+
+
+def test_nobody_has_joined() -> None:
+    shown = status(None, {}, {}, None)
+    assert shown == Status(run_id="job-7")
+    assert text(shown) == "run 'job-7': nobody has joined yet\n  here: nobody"
+
+
+def test_too_few_are_here() -> None:
+    shown = status(Head(settings=TWO_TO_FOUR), {}, {"a": record("a1", address="10.0.0.1")})
+    assert shown == Status(
+        run_id="job-7",
+        settings=TWO_TO_FOUR,
+        here=(Present("a", Role.WAITING, None, "10.0.0.1"),),
+        missing=1,
+        coordinator="a",
+    )
+    assert text(shown) == lines(
+        """
+        run 'job-7': gathering a round after round 0; 1 of 2 to 4 nodes are at the barrier
+          here: a (waiting)
+          next: 1 more must join before a round can form
+          coordinator: a
+        """
+    )
+
+
+def test_the_last_call_runs() -> None:
+    shown = status(Head(settings=TWO_TO_FOUR), {}, fresh("abc"))
+    assert text(shown) == lines(
+        """
+        run 'job-7': gathering a round after round 0; 3 of 2 to 4 nodes are at the barrier
+          here: a (waiting), b (waiting), c (waiting)
+          next: the last call runs: a round forms within 30 s (3 s with survivors), or at once with 4 nodes
+          coordinator: a
+        """
+    )
+
+
+def test_nobody_coordinates() -> None:
+    shown = status(Head(settings=TWO_TO_FOUR), {}, fresh("a"), None)
+    assert text(shown).endswith("coordinator: none yet; a live node takes the post by itself")
+
+
+def test_a_round_is_held() -> None:
+    head, seats = formed("ab", round=3)
+    shown = status(head, seats, fresh("ab"))
+    assert (shown.round, shown.phase, shown.missing) == (3, Phase.FORMED, 0)
+    assert text(shown) == lines(
+        """
+        run 'job-7': round 3 is formed; 2 of its 2 members hold it
+          here: a (member, rank 0), b (member, rank 1)
+          next: nothing is due; the members keep the round
+          coordinator: a
+        """
+    )
+
+
+def test_others_wait_for_members_to_return() -> None:
+    head, seats = formed("abcd", round=3)
+    roster = fresh("xyz") | fresh("ab") | {"c": record("c2", last=(3, 2))}
+    shown = status(head, seats, roster)
+    assert shown.absent == (Absent("d", 3),)
+    assert shown.nodes(Role.SPARE) == ["y", "z"]
+    assert text(shown) == lines(
+        """
+        run 'job-7': round 3 is formed; 2 of its 4 members hold it
+          here: a (member, rank 0), b (member, rank 1), c (back, rank 2), x (waiting), y (spare), z (spare)
+          not back: d (rank 3 in round 3)
+          next: the next round gathers when these return or leave: a, b
+          coordinator: a
+        """
+    )
+
+
+def test_spares_alone_change_nothing() -> None:
+    head, seats = formed("abcd")
+    shown = status(head, seats, fresh("abcd") | fresh("xy"))
+    assert shown.nodes(Role.SPARE) == ["x", "y"]
+    assert "next: nothing is due; the members keep the round" in text(shown)
+
+
+def test_some_have_not_come_back() -> None:
+    head, seats = formed("abc", round=3)
+    shown = status(msgspec.structs.replace(head, phase=Phase.GATHERING), seats, {"b": record("b2", last=(3, 1))})
+    assert text(shown) == lines(
+        """
+        run 'job-7': gathering a round after round 3; 1 of 2 to 4 nodes are at the barrier
+          here: b (back, rank 1)
+          not back: a (rank 0 in round 3), c (rank 2 in round 3)
+          next: 1 more must join before a round can form
+          coordinator: a
+        """
+    )
+
+
+def test_nodes_with_other_settings_are_named() -> None:
+    roster = fresh("a") | {"x": record("x1", settings=Settings(1, 9))}
+    shown = status(Head(settings=TWO_TO_FOUR), {}, roster)
+    assert shown.missing == 1
+    assert text(shown) == lines(
+        """
+        run 'job-7': gathering a round after round 0; 1 of 2 to 4 nodes are at the barrier
+          here: a (waiting), x (foreign)
+          next: 1 more must join before a round can form
+          coordinator: a
+          with other settings than '2:4 sticky last_call=30 regroup=3': x
+        """
+    )
+
+
+def test_closed_says_who_and_why() -> None:
+    head, seats = formed("ab")
+    shown = status(msgspec.structs.replace(head, closed=Closed("training done", "a")), seats, fresh("a"))
+    assert text(shown) == lines(
+        """
+        run 'job-7': closed by a: training done
+          here: a (member, rank 0)
+          not back: b (rank 1 in round 1)
+        """
+    )
+
+
+def test_closed_without_a_word() -> None:
+    shown = status(Head(settings=TWO_TO_FOUR, closed=Closed("", "")), {}, {})
+    assert text(shown).startswith("run 'job-7': closed by an unnamed node: no reason given")
+
+
+def test_a_thousand_nodes_are_not_a_thousand_names() -> None:
+    settings = Settings(2000, 3000)
+    roster = {f"node{number:04}": record(f"{number}", settings=settings) for number in range(1000)}
+    shown = status(Head(settings=settings), {}, roster)
+    assert len(shown.here) == 1000
+    assert shown.missing == 1000
+    assert f"node0015 (waiting) and {1000 - SHOW_AT_MOST} more" in text(shown)
+    assert len(text(shown)) < 1000
