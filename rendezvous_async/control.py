@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TypeVar
+
 import msgspec
 
 from rendezvous_async.backends.base import Backend, Condition, Delete, Entry, Put
@@ -25,6 +28,8 @@ from rendezvous_async.settings import Settings
 
 __all__ = ["close_run", "evict_node", "purge_run", "read_head", "read_status"]
 
+R = TypeVar("R", Node, Post, Seat)
+
 
 def read_head(entry: Entry | None) -> Head | None:
     """Return the head that ``entry`` holds, stamped with its round's token."""
@@ -34,18 +39,31 @@ def read_head(entry: Entry | None) -> Head | None:
 
 
 async def read_status(backend: Backend) -> Status:
-    """Read what there is to say about the backend's run."""
+    """Read what there is to say about the backend's run; records that cannot be read are named, and passed over.
+
+    Raises:
+        RendezvousStateError: The run's state itself cannot be read.
+    """
     head = read_head(await backend.get(STATE))
     post = await backend.get(COORDINATOR)
     seats = await backend.list(SEATS)
     nodes = await backend.list(NODES)
-    return diagnose(
+    damaged: list[str] = []
+
+    def read(kind: type[R], entry: Entry) -> Iterator[R]:
+        try:
+            yield decode(kind, entry.value, entry.key)
+        except RendezvousStateError:
+            damaged.append(entry.key)
+
+    status = diagnose(
         backend.run_id,
         head,
-        {node_of(entry.key): decode(Seat, entry.value, entry.key) for entry in seats.entries},
-        [(node_of(e.key), decode(Node, e.value, e.key), e.token.revision) for e in nodes.entries],
-        None if post is None else decode(Post, post.value, post.key).node,
+        {node_of(entry.key): seat for entry in seats.entries for seat in read(Seat, entry)},
+        [(node_of(e.key), node, e.token.revision) for e in nodes.entries for node in read(Node, e)],
+        None if post is None else next((found.node for found in read(Post, post)), None),
     )
+    return msgspec.structs.replace(status, damaged=tuple(damaged))
 
 
 async def close_run(backend: Backend, reason: str, by: str, settings: Settings | None = None) -> Closed:
@@ -56,7 +74,12 @@ async def close_run(backend: Backend, reason: str, by: str, settings: Settings |
         reason: For the others to read.
         by: Who closes it.
         settings: What the run's state is created with, if there is none yet.
+
+    Raises:
+        ValueError: The reason is no text, or too long for a record; nothing was written.
     """
+    if not isinstance(reason, str):
+        raise ValueError(f"reason must be a text, not {reason!r}")
     closed = Closed(reason, by)
     entry = await backend.get(STATE)
     while True:
@@ -92,8 +115,7 @@ async def purge_run(backend: Backend) -> bool:
     state = await backend.get(STATE)
     head = read_head(state)
     if state is None:
-        await backend.commit(Delete(""))
-        return True
+        return (await backend.commit(Delete(""), when=[Condition(STATE, None)])).won
     if head is None or head.closed is None or (await backend.list(NODES)).entries:
         return False
     commit = await backend.commit(Delete(""), when=[Condition(STATE, state.token)])

@@ -114,9 +114,11 @@ class Coordinator:
                 await _Duty(self, post).fold()
             except RendezvousError as error:
                 _log.warning("node %s gives up coordinating run %s: %s", self._node, self._backend.run_id, error)
-                await self._resign(post)
+            except Exception:
+                _log.exception("node %s fails to coordinate run %s; please report", self._node, self._backend.run_id)
             finally:
                 self._on_duty(False)
+            await self._resign(post)
             await anyio.sleep(RETRY_AFTER * (1 + self._rng.random()))
 
     async def _campaign(self) -> Token:
@@ -158,6 +160,7 @@ class Coordinator:
         return f"{self._rng.getrandbits(64):016x}"
 
     async def _resign(self, post: Token) -> None:
+        """Give the post back, if it is still held: somebody else may do better."""
         try:
             await self._call("resign", Delete(COORDINATOR), when=[Condition(COORDINATOR, post)])
         except RendezvousError as error:
@@ -188,7 +191,7 @@ class _Duty:
         self._notes = Notes()
 
     async def fold(self) -> None:
-        """Read, step, act, wait; returns when the post is lost.
+        """Read, step, act, wait; returns when the post is lost, or there is nothing to coordinate with these settings.
 
         Raises:
             RendezvousError: Anything that makes it impossible to go on; the caller gives the post back.
@@ -315,12 +318,17 @@ class _Duty:
         await self._clear([entry.key for entry in seats if node_of(entry.key) not in self._tally.seats], old)
 
     async def _clear(self, keys: Sequence[str], old: int) -> None:
-        """Delete seats of nodes that are not members, and the store of a round that is over."""
+        """Delete seats of nodes that are not members, and the store of a round that is over.
+
+        With seats goes every attempt under way: a head commit, or this very one, may be applied long after its author
+        stopped waiting for the answer and took office again, and no head may count on seats that are deleted here.
+        """
         deletes = [Delete(key) for key in keys]
         if old > 0:
             deletes.append(Delete(round_key(old) + "/"))
-        for start in range(0, len(deletes), self._backend.max_writes):
-            if not (await self._commit("clean up", *deletes[start : start + self._backend.max_writes])).won:
+        room = self._backend.max_writes - 1
+        for start in range(0, len(deletes), room):
+            if not (await self._commit("clean up", Delete(FORMING), *deletes[start : start + room])).won:
                 return
 
     async def _commit(self, what: str, *writes: Write, when: tuple[Condition, ...] = ()) -> Commit:

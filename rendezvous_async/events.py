@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from enum import StrEnum
+from weakref import WeakSet
 
 import anyio
 import msgspec
@@ -22,6 +23,7 @@ class EventKind(StrEnum):
     NODES_WAITING = "nodes_waiting"
     MEMBER_LOST = "member_lost"
     EVICTED = "evicted"
+    CLOSING = "closing"
     CLOSED = "closed"
     LEFT = "left"
     COORDINATING = "coordinating"
@@ -50,7 +52,7 @@ class Events:
     """Hands every event to every reader; a reader that is slow loses the oldest, never the newest."""
 
     def __init__(self) -> None:
-        self._readers: list[_Reader] = []
+        self._readers: WeakSet[_Reader] = WeakSet()
         self._listeners: list[Callable[[Event], None]] = []
         self._ended = False
 
@@ -64,32 +66,45 @@ class Events:
         for listener in self._listeners:
             listener(event)
         for reader in self._readers:
-            reader.queue.append(event)
-            reader.woken.set()
+            reader.take(event)
 
     def end(self) -> None:
         """Let every reader end once it has read what there is."""
         self._ended = True
         for reader in self._readers:
-            reader.woken.set()
+            reader.end()
 
-    async def read(self) -> AsyncIterator[Event]:
-        """Yield events from now on, until the rendezvous ends."""
+    def read(self) -> AsyncIterator[Event]:
+        """Return an iterator over the events from this call on, until the rendezvous ends."""
         reader = _Reader()
-        self._readers.append(reader)
-        try:
-            while True:
-                while reader.queue:
-                    yield reader.queue.popleft()
-                if self._ended:
-                    return
-                reader.woken = anyio.Event()
-                await reader.woken.wait()
-        finally:
-            self._readers.remove(reader)
+        if self._ended:
+            reader.end()
+        else:
+            self._readers.add(reader)
+        return reader
 
 
-class _Reader:
+class _Reader(AsyncIterator[Event]):
+    """A queue of its own for each reader; one that nobody holds any more is forgotten."""
+
     def __init__(self) -> None:
-        self.queue: deque[Event] = deque(maxlen=MAX_QUEUED)
-        self.woken = anyio.Event()
+        self._queue: deque[Event] = deque(maxlen=MAX_QUEUED)
+        self._woken = anyio.Event()
+        self._ended = False
+
+    def take(self, event: Event) -> None:
+        self._queue.append(event)
+        self._woken.set()
+
+    def end(self) -> None:
+        self._ended = True
+        self._woken.set()
+
+    async def __anext__(self) -> Event:
+        while not self._queue:
+            if self._ended:
+                raise StopAsyncIteration
+            if self._woken.is_set():
+                self._woken = anyio.Event()
+            await self._woken.wait()
+        return self._queue.popleft()

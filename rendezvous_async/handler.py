@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import random
 import socket
@@ -21,7 +22,7 @@ import anyio
 from rendezvous_async.backends import start_backend
 from rendezvous_async.backends.base import Backend
 from rendezvous_async.control import close_run, evict_node, read_status
-from rendezvous_async.core.codec import encode
+from rendezvous_async.core.codec import decode, encode
 from rendezvous_async.core.diagnosis import Status
 from rendezvous_async.core.rules import Change, Joined, Mismatch, Pending, Shut, admit
 from rendezvous_async.core.state import STATE, Last, Node
@@ -32,6 +33,7 @@ from rendezvous_async.errors import (
     RendezvousGracefulExitError,
     RendezvousSessionError,
     RendezvousSettingsError,
+    RendezvousStateError,
     RendezvousTimeoutError,
 )
 from rendezvous_async.events import Event, EventKind, Events
@@ -92,14 +94,15 @@ def connect(
     low, high = parse_nodes(nodes)
     settings = Settings(low, high, ranks, timeouts.last_call, timeouts.regroup_seconds)
     check_seconds("keep_alive_interval", keep_alive_interval)
-    if isinstance(keep_alive_max_attempt, bool) or not 2 <= keep_alive_max_attempt <= 1000:
+    attempts: object = keep_alive_max_attempt
+    if isinstance(attempts, bool) or not isinstance(attempts, int) or not 2 <= attempts <= 1000:
         raise ValueError(f"keep_alive_max_attempt must be a count from 2 to 1000, not {keep_alive_max_attempt!r}")
     labels = dict(labels or {})
     if settings.label is not None and settings.label not in labels:
         raise ValueError(f"ranks={ranks!r} needs the label {settings.label!r} on every node, not {labels!r}")
     if (endpoint is None) == (backend is None):
         raise ValueError(f"connect needs an endpoint or a backend, and not both; the endpoint is {endpoint!r}")
-    if isinstance(endpoint, str):
+    if endpoint is not None and not isinstance(endpoint, Endpoint):
         endpoint = parse_endpoint(endpoint)
     check_id("run_id", run_id)
     if backend is not None and backend.run_id != run_id:
@@ -114,7 +117,7 @@ def connect(
         address=socket.gethostname() if address is None else address,
         labels=labels,
     )
-    encode(identity)  # Too many or too long labels are an error here, not at the first join.
+    _check_identity(identity)
     given = {"secret": secret, "tls": tls}
     options |= {name: value for name, value in given.items() if value is not None}
     return Rendezvous(
@@ -130,6 +133,17 @@ def connect(
         identity=identity,
         rng=rng,
     )
+
+
+def _check_identity(identity: Node) -> None:
+    """Raise ValueError if other nodes could not read this one's record: they would pass it over, and it would wait."""
+    try:
+        decode(Node, encode(identity))
+    except (RendezvousStateError, TypeError) as error:
+        raise ValueError(
+            f"address and labels must be texts of at most 1024 characters, and at most 64 labels, not "
+            f"address={identity.address!r:.100} and labels={identity.labels!r:.200}: {error}"
+        ) from error
 
 
 class Rendezvous:
@@ -203,6 +217,8 @@ class Rendezvous:
                     await asyncio.wait({self._owner})
                 except asyncio.CancelledError as again:  # The owner's clean-up is bounded: see it through, then obey.
                     cancelled = again
+        if not self._owner.cancelled() and (failure := self._owner.exception()) is not None:
+            _log.error("%r: its owner failed; please report this", self, exc_info=failure)
         if cancelled is not None:
             raise cancelled
 
@@ -271,6 +287,7 @@ class Rendezvous:
             RendezvousConnectionError: The backend did not answer within ``timeouts.close``.
         """
         await self._check_entered()
+        self._events.emit(EventKind.CLOSING, detail=reason)
         with answer_within(self._timeouts.close, f"close run {self.run_id!r}"):
             backend = await self._open_backend()
             await close_run(backend, reason, self.node, self.settings)
@@ -318,6 +335,8 @@ class Rendezvous:
                     raise
                 troubles.append(str(error))
             del troubles[:-5]
+            if scope.deadline == math.inf:  # A spare that sees nothing cannot know that the world is full.
+                scope.deadline = anyio.current_time() + self._timeouts.join
             await anyio.sleep(delay * (0.5 + self._rng.random()))
             delay = min(2 * delay, LAST_RETRY)
 
@@ -344,8 +363,8 @@ class Rendezvous:
                     )
                 case Pending(spare):
                     if spare:
-                        scope.deadline = float("inf")
-                    elif scope.deadline == float("inf"):
+                        scope.deadline = math.inf
+                    elif scope.deadline == math.inf:
                         scope.deadline = anyio.current_time() + self._timeouts.join
             with anyio.CancelScope(deadline=membership.session.deadline):
                 await view.changed.wait()
@@ -379,21 +398,26 @@ class Rendezvous:
         async with self._opening:
             if self._backend is None:
                 assert self._endpoint is not None
-                self._backend = await start_backend(self._endpoint, self.run_id, **self._options)
+                backend = await start_backend(self._endpoint, self.run_id, **self._options)
+                if self._stop.is_set():
+                    with anyio.move_on_after(self._timeouts.close, shield=True):
+                        await backend.aclose()
+                    raise self._being_left()
+                self._backend = backend
             return self._backend
 
     async def _live_membership(self) -> Membership:
         """Return the membership; a new one, with a new session, if there is none or it is over."""
         if self._membership is not None and not self._membership.is_out:
             return self._membership
+        if self._stop.is_set():
+            raise self._being_left()
         backend = await self._open_backend()
         await self._end_membership()
         if self._unended:
             raise RendezvousConnectionError(f"node {self.node} could not end its last session, so it opens no new one")
         with answer_within(self._timeouts.heartbeat, "open a session"):
             session = await backend.open_session(self._ttl)
-        if self._stop.is_set():
-            raise RendezvousError(f"{self!r} is being left")
         membership = Membership(
             backend,
             session,
@@ -404,6 +428,10 @@ class Rendezvous:
             self._rng,
             self._events,
         )
+        if self._stop.is_set():
+            with anyio.CancelScope(shield=True):
+                await membership.end()  # The owner no longer would.
+            raise self._being_left()
         self._membership = membership
         self._group.start_soon(self._attend, membership, name=f"membership of {self.node}")
         return membership
@@ -416,9 +444,17 @@ class Rendezvous:
             self._events.emit(EventKind.SESSION_LOST, detail=str(membership.error))
 
     def _report(self) -> None:
-        change = None if self.world is None else self.world.change
-        if self.world is not None and change is not None and change is not self._reported:
-            self._events.emit(EventKind(change.value), self.world.round)
+        """Tell of what has happened to the world. At the barrier this node has none, and only a close is news."""
+        if self._membership is None:
+            return
+        head = self._membership.view.head
+        world = None if self._joining else self.world
+        if head is not None and head.closed is not None:
+            change: Change | None = Change.CLOSED
+        else:
+            change = None if world is None else world.change
+        if change is not None and change is not self._reported:
+            self._events.emit(EventKind(change.value), 0 if world is None else world.round)
             self._reported = change
 
     async def _end_membership(self) -> None:
@@ -427,7 +463,7 @@ class Rendezvous:
             self._unended.append(self._membership)
             self._membership = None
         for membership in tuple(self._unended):
-            if await membership.end():
+            if await membership.end() and membership in self._unended:  # Somebody else may have done the same.
                 self._unended.remove(membership)
 
     async def _through_owner(self, action: Callable[[], Awaitable[None]]) -> None:
@@ -437,14 +473,21 @@ class Rendezvous:
             return  # The owner is cleaning up already.
 
         async def act() -> None:
-            await action()
-            done.set()
+            try:
+                await action()
+            finally:
+                done.set()
 
-        self._pending.append(done)
         self._group.start_soon(act)
-        with anyio.CancelScope(shield=True):
-            await done.wait()
-        self._pending.remove(done)
+        self._pending.append(done)
+        try:
+            with anyio.CancelScope(shield=True):
+                await done.wait()
+        finally:
+            self._pending.remove(done)
+
+    def _being_left(self) -> RendezvousError:
+        return RendezvousError(f"run {self.run_id!r}: node {self.node} was left while it joined")
 
     async def _check_entered(self) -> None:
         if self._owner is None or self._stop.is_set():

@@ -129,18 +129,18 @@ class Membership:
                     when.append(Condition(COORDINATOR, None))
                 with answer_within(self._timeouts.heartbeat, f"node {self._node} arrives"):
                     commit = await self._backend.commit(*writes, when=when)
+                mine = commit.entry(key)
                 if commit.won:
                     self._record = commit.token
                     self._take_own(writes, commit.token)
+                else:
+                    self._record = None if mine is None else mine.token
+                    self.view.apply(entry for entry in commit.entries if entry.key in self.view.names)
+                # One that lost may have got through before, though its answer did not.
+                if commit.won or (mine and mine.value == encode(record) and mine.session == self.session.id):
                     self._arrived.set()
                     self._events.emit(EventKind.ARRIVED, head.round, record.arrival)
                     return
-                mine = commit.entry(key)
-                self._record = None if mine is None else mine.token
-                self.view.apply(entry for entry in commit.entries if entry.key in self.view.names)
-                if mine is not None and mine.value == encode(record) and mine.session == self.session.id:
-                    self._arrived.set()
-                    return  # An earlier try got through, though its answer did not.
             if seen == (self._record, self.view.token(STATE), self.view.token(COORDINATOR)):
                 await self.view.changed.wait()
 
@@ -150,7 +150,7 @@ class Membership:
         try:
             with answer_within(self._timeouts.close, f"node {self._node} leaves"):
                 await self.session.aclose()
-        except RendezvousError as error:
+        except Exception as error:  # Whatever it is: to leave must not fail, and it is tried again before a new session.
             _log.warning("node %s could not say that it leaves: %s", self._node, error)
             return False
         return True
@@ -174,7 +174,7 @@ class Membership:
     async def _check_alone(self, head: Head) -> None:
         with answer_within(self._timeouts.heartbeat, "read the roster"):
             roster = await self._backend.list(NODES)
-        others = [entry.key for entry in roster.entries if entry.session != self.session.id]
+        others = [entry.key for entry in roster.entries if entry.key != node_key(self._node)]
         if others:
             raise RendezvousSettingsError(
                 f"run {self._backend.run_id!r} was started with {head.settings.fingerprint!r}, node {self._node} has "

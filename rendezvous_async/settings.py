@@ -15,6 +15,8 @@ __all__ = ["DEFAULT_PORTS", "Endpoint", "Settings", "Timeouts", "parse_endpoint"
 DEFAULT_PORTS = {"tcp": 29400, "etcd": 2379, "etcds": 2379}
 MAX_NODES = 1_000_000
 MAX_ID_LENGTH = 256
+MAX_ENCODED_ID_LENGTH = 1000
+"""Percent-encoded, an id must fit into a backend's key."""
 _HOST_SCHEMES = frozenset(DEFAULT_PORTS)
 _PATH_SCHEMES = frozenset({"file", "memory"})
 
@@ -23,7 +25,10 @@ def check_seconds(name: str, value: object) -> float:
     """Return ``value`` as a finite, positive number of seconds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{name} must be a number of seconds, not {value!r}")
-    seconds = float(value)
+    try:
+        seconds = float(value)
+    except OverflowError:
+        seconds = math.inf
     if not math.isfinite(seconds) or seconds <= 0:
         raise ValueError(f"{name} must be a positive, finite number of seconds, not {value!r}")
     return seconds
@@ -35,6 +40,14 @@ def check_id(name: str, value: object) -> str:
         raise ValueError(f"{name} must be a text that is not empty, not {value!r}")
     if len(value) > MAX_ID_LENGTH:
         raise ValueError(f"{name} must have at most {MAX_ID_LENGTH} characters, not {len(value)}: {value[:32]!r}...")
+    try:
+        length = len(encode_segment(value))
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} must be a text that can be written as UTF-8, not {value!r}") from None
+    if length > MAX_ENCODED_ID_LENGTH:
+        raise ValueError(
+            f"{name} must have at most {MAX_ENCODED_ID_LENGTH} characters in a URL, not {length}: {value!r}"
+        )
     return value
 
 
@@ -92,7 +105,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"nodes must satisfy 1 <= min <= max <= {MAX_NODES}, not {self.min_nodes}:{self.max_nodes}"
             )
-        if self.ranks not in ("sticky", "sorted") and not (self.ranks.startswith("label:") and self.ranks != "label:"):
+        ranks = str(self.ranks)
+        if ranks not in ("sticky", "sorted") and not (ranks.startswith("label:") and ranks != "label:"):
             raise ValueError(f"ranks must be 'sticky', 'sorted' or 'label:<name>', not {self.ranks!r}")
         check_seconds("last_call", self.last_call)
         check_seconds("regroup", self.regroup)
@@ -116,9 +130,7 @@ def parse_nodes(nodes: int | str | tuple[int, int]) -> tuple[int, int]:
     match nodes:
         case str():
             left, colon, right = nodes.partition(":")
-            if not (left.isascii() and left.isdigit()) or (colon and not (right.isascii() and right.isdigit())):
-                raise ValueError(wrong)
-            low, high = int(left), int(right if colon else left)
+            low, high = _parse_number(left), _parse_number(right if colon else left)
         case (low, high):
             pass
         case _:
@@ -161,7 +173,8 @@ def format_address(host: str, port: int) -> str:
 
 def parse_endpoint(text: str) -> Endpoint:
     """Take an endpoint apart: ``tcp://head:29400?is_host=auto``, ``etcd://a,b,c``, ``file:///dir``, ``memory://name``."""
-    if "://" not in str(text):
+    given: object = text
+    if not isinstance(given, str) or "://" not in given:
         raise ValueError(f"endpoint must look like scheme://..., for example tcp://head:29400, not {text!r}")
     scheme, _, rest = text.partition("://")
     if scheme not in _HOST_SCHEMES | _PATH_SCHEMES:
@@ -204,8 +217,14 @@ def _parse_address(text: str, address: str, default_port: int) -> tuple[str, int
             raise ValueError(f"endpoint {text!r}: put an IPv6 address in brackets, for example tcp://[::1]:29400")
     if not host:
         raise ValueError(f"endpoint {text!r} names no host")
-    if not colon:
-        return host, default_port
-    if not (port.isascii() and port.isdigit()) or int(port) > 65535:
+    if " " in host or not host.isprintable():
+        raise ValueError(f"endpoint {text!r} has a host with a blank in it")
+    number = _parse_number(port) if colon else default_port
+    if number is None or number > 65535:
         raise ValueError(f"endpoint {text!r} has the port {port!r}; it must be a number from 0 to 65535")
-    return host, int(port)
+    return host, number
+
+
+def _parse_number(text: str) -> int | None:
+    """Return plain digits as a number; None for anything else, and for more of them than any number here has."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None

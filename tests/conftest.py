@@ -1,10 +1,11 @@
-"""What all tests share: hypothesis draws the same examples each time, so that a run can be repeated."""
+"""Settings for all tests."""
 
 from __future__ import annotations
 
-import hypothesis
+from hypothesis import settings
 
-hypothesis.settings.register_profile(
-    "repeatable", derandomize=True, database=None, deadline=None, max_examples=40, print_blob=False
-)
-hypothesis.settings.load_profile("repeatable")
+# The same examples each time, and no limit on their time: machines are slow now and then.
+# To search further: pytest --hypothesis-profile=search
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("search", max_examples=2000, deadline=None)
+settings.load_profile("repeatable")

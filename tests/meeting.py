@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 import anyio
 
 import rendezvous_async as rdzv
-from rendezvous_async.backends.base import Entry, Listing, Token, Watch
+from rendezvous_async.backends.base import Commit, Condition, Entry, Listing, Session, Token, Watch, Write
 from rendezvous_async.backends.memory import MemoryBackend, MemoryServer, _MemoryWatch
 from rendezvous_async.backends.table import Table
 from rendezvous_async.control import read_head
@@ -26,6 +26,7 @@ from rendezvous_async.testing import run
 from rendezvous_async.world import World
 
 P = ParamSpec("P")
+T = TypeVar("T")
 B = TypeVar("B", bound=MemoryBackend)
 RUN = "job"
 SEEDS = (None, 1, 2)
@@ -37,9 +38,15 @@ def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P,
     @functools.wraps(test)
     def in_each_order(*args: P.args, **kwargs: P.kwargs) -> None:
         for seed in SEEDS:
-            run(functools.partial(test, *args, **kwargs), seed=seed)
+            run(bounded, functools.partial(test, *args, **kwargs), seed=seed)
 
     return in_each_order
+
+
+async def bounded(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a test's body, for at most some hours of virtual time: keep-alives would let it wait for ever."""
+    with anyio.fail_after(10_000):
+        await body()
 
 
 class Line(MemoryBackend):
@@ -76,6 +83,35 @@ class _LineWatch(_MemoryWatch):
         return await super()._next()
 
 
+class Slow(MemoryBackend):
+    """A backend far away: what it is asked to do happens halfway between the call and the answer."""
+
+    async def _get(self, key: str) -> Entry | None:
+        return await self._slowly(super()._get(key))
+
+    async def _list(self, name: str) -> Listing:
+        return await self._slowly(super()._list(name))
+
+    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
+        return await self._slowly(super()._commit(writes, when))
+
+    async def open_session(self, ttl: float) -> Session:
+        return await self._slowly(super().open_session(ttl))
+
+    async def end_session(self, session: str) -> None:
+        await self._slowly(super().end_session(session))
+
+    async def _slowly(self, call: Coroutine[Any, Any, T]) -> T:
+        try:
+            await anyio.sleep(0.01)
+        except BaseException:
+            call.close()
+            raise
+        result = await call
+        await anyio.sleep(0.01)
+        return result
+
+
 class Joining:
     """A join that goes on in the background."""
 
@@ -105,13 +141,16 @@ class Meeting:
     Args:
         max_writes: Per commit, for every backend of this meeting.
         max_bytes: The same for bytes.
+        slow: Whether its backends are far away; a session whose opening was given up then ends by its TTL.
     """
 
-    def __init__(self, max_writes: int | None = None, max_bytes: int | None = None) -> None:
+    def __init__(self, max_writes: int | None = None, max_bytes: int | None = None, slow: bool = False) -> None:
         self.server = MemoryServer()
+        self._slow = slow
         self._max_writes = max_writes
         self._max_bytes = max_bytes
         self._made = 0
+        self._all: list[Rendezvous] = []
         self._nodes = AsyncExitStack()
         self._group = anyio.create_task_group()
 
@@ -143,7 +182,7 @@ class Meeting:
 
     def backend(self) -> MemoryBackend:
         """Return a backend for one node."""
-        return self._limited(MemoryBackend(self.server, RUN))
+        return self._limited((Slow if self._slow else MemoryBackend)(self.server, RUN))
 
     def line(self) -> Line:
         """Return a backend that can be cut off."""
@@ -161,7 +200,7 @@ class Meeting:
     ) -> Rendezvous:
         """Return a node that has not entered yet; two with one name are two processes with one id."""
         self._made += 1
-        return rdzv.connect(
+        rendezvous = rdzv.connect(
             run_id=RUN,
             nodes=nodes,
             node=name,
@@ -169,6 +208,8 @@ class Meeting:
             rng=random.Random(f"{name} {self._made}"),
             **{"address": f"{name}.example"} | options,
         )
+        self._all.append(rendezvous)
+        return rendezvous
 
     async def entry(self, key: str) -> Entry | None:
         return await self.backend().get(key)
@@ -199,11 +240,15 @@ class Meeting:
 
     async def expect_nothing_left(self) -> None:
         """No session, no record, no post, no watch, no timer, no task."""
+        if self._slow and self.server.table.sessions:
+            await anyio.sleep(5)
         assert self.server.table.sessions == 0
         assert await self.keys("nodes/") == []
         assert await self.entry("coordinator") is None
         assert len(self.server.fanout) == 0
         assert asyncio.all_tasks() == self._tasks_before
+        for node in self._all:
+            assert node._owner is None or node._owner.exception() is None
 
 
 def now() -> float:

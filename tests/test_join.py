@@ -426,6 +426,21 @@ async def test_a_member_alone_may_come_back_with_other_settings() -> None:
 
 
 @in_virtual_time
+async def test_a_node_that_crashed_and_comes_back_with_other_settings_is_not_in_its_own_way() -> None:
+    async with Meeting() as meeting:
+        crashed = meeting.line()
+        first = await meeting.enter("a", "1", backend=crashed)
+        await first.join()
+        crashed.cut()
+        second = await meeting.enter("a", "1:2", timeouts=Timeouts(last_call=1))
+        assert (await second.join()).round == 2
+        assert now() == pytest.approx(6, abs=0.01), "its old session holds the post for its TTL"
+        crashed.mend()
+        await anyio.sleep(10)
+        assert await meeting.keys("nodes/") == ["nodes/a"], "the old session does not delete what the new one wrote"
+
+
+@in_virtual_time
 async def test_a_node_whose_settings_were_replaced_is_told() -> None:
     async with Meeting() as meeting:
         a = await meeting.enter("a", "2")

@@ -18,9 +18,10 @@ from rendezvous_async import (
     Timeouts,
 )
 from rendezvous_async.backends.base import Session
+from rendezvous_async.backends.table import Table
 from rendezvous_async.handler import Rendezvous
 from rendezvous_async.testing import virtual_loop
-from tests.meeting import Meeting, in_virtual_time, now, together, until
+from tests.meeting import RUN, Line, Meeting, in_virtual_time, now, together, until
 
 
 def session_of(rendezvous: Rendezvous) -> Session:
@@ -39,7 +40,7 @@ async def test_keep_alives_keep_a_quiet_node_in() -> None:
     async with Meeting() as meeting:
         (a,) = await meeting.enter_all("a", "1")
         world = await a.join()
-        await anyio.sleep(3600)
+        await anyio.sleep(300)
         assert world.change is None
         assert session_of(a).deadline == pytest.approx(now() + 0.75 * 5, abs=1)
 
@@ -184,3 +185,38 @@ async def test_the_heartbeat_timeout_bounds_a_keep_alive() -> None:
         assert session_of(a).deadline == pytest.approx(37.5), "the keep-alive of t=10 was given up at t=12"
         await anyio.sleep(1)
         assert session_of(a).deadline == pytest.approx(20 + 37.5)
+
+
+@in_virtual_time
+async def test_a_task_that_fails_for_an_unknown_reason_ends_the_membership() -> None:
+    class Broken(Line):
+        broken = False
+
+        async def _table(self) -> Table:
+            if self.broken:
+                raise OSError("a bug")
+            return await super()._table()
+
+    async with Meeting() as meeting:
+        backend = Broken(meeting.server, RUN)
+        a = await meeting.enter("a", "1", backend=backend)
+        world = await a.join()
+        backend.broken = True
+        await until(lambda: world.change is Change.EVICTED)
+        with pytest.raises(RendezvousFencedError, match=r"a background task failed: OSError\('a bug'\)"):
+            world.check()
+        await a.leave()
+        assert await meeting.keys("nodes/") == ["nodes/a"], "it could not be told"
+        backend.broken = False
+        assert (await a.join()).round == 2, "what was left behind is ended before the next session"
+
+
+@in_virtual_time
+async def test_a_membership_describes_itself() -> None:
+    async with Meeting() as meeting:
+        (a,) = await meeting.enter_all("a", "1")
+        world = await a.join()
+        membership = world._membership
+        assert repr(membership) == "<Membership node='a' session=memory.1>"
+        await a.leave()
+        assert repr(membership) == "<Membership node='a' session=memory.1 over>"

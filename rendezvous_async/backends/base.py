@@ -232,12 +232,15 @@ class Watch(ABC, AsyncIterator[Listing]):
     def _settle(self, listing: Listing) -> Listing | None:
         """Drop what was delivered already, add deletions that a fresh start hides, and remember what is known."""
         position, epoch = self._position, listing.token.epoch
+        if position is not None and position.epoch == epoch and listing.token.revision < position.revision:
+            return None  # stale: whatever it says has been delivered, or overtaken
         entries = []
         for entry in listing.entries:
             known = self._known.get(entry.key)
             if known is not None and known.epoch == epoch and entry.token.revision <= known.revision:
                 continue
             entries.append(entry)
+        complete = listing.complete and len(entries) == len(listing.entries)
         if listing.complete:
             present = {entry.key for entry in listing.entries}
             gone = [key for key in self._known if key not in present]
@@ -248,11 +251,10 @@ class Watch(ABC, AsyncIterator[Listing]):
                 self._known.pop(entry.key, None)
             else:
                 self._known[entry.key] = entry.token
-        if position is None or position.epoch != epoch or position.revision < listing.token.revision:
-            self._position = listing.token
+        self._position = listing.token
         if not entries and position is not None and not (listing.complete and position.epoch != epoch):
             return None
-        return Listing(tuple(entries), listing.token, listing.complete)
+        return Listing(tuple(entries), listing.token, complete)
 
 
 class Backend(ABC):
@@ -333,16 +335,17 @@ class Backend(ABC):
 
     def _check_size(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> None:
         puts = [write for write in writes if isinstance(write, Put)]
-        deletes = [write.name for write in writes if isinstance(write, Delete)]
+        deleted = {write.name for write in writes if isinstance(write, Delete)}
         keys = {put.key for put in puts}
-        if len(keys) < len(puts) or any(covers(name, key) for name in deletes for key in keys):
+        if len(keys) < len(puts) or any(key in deleted or not deleted.isdisjoint(subtrees_of(key)) for key in keys):
             raise ValueError("a commit must not write a key twice, nor put a key that it also deletes")
         if max(len(writes), len(when)) > self.max_writes:
             raise ValueError(
                 f"a commit to {self.name} has at most {self.max_writes} writes and as many conditions, "
                 f"not {len(writes)} and {len(when)}; split it"
             )
-        size = sum(len(put.key) + len(put.value) for put in puts)
+        size = sum(len(put.value) for put in puts)
+        size += sum(len(name.encode()) for name in (*keys, *deleted, *(condition.key for condition in when)))
         if size > self.max_bytes:
             raise ValueError(f"a commit to {self.name} has at most {self.max_bytes} bytes, not {size}; split it")
 

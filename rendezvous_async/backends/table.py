@@ -24,6 +24,8 @@ from rendezvous_async.errors import RendezvousSessionError
 __all__ = ["CommitId", "Lease", "Snapshot", "Table"]
 
 MAX_GRAVES = 4096
+_SETTLED = 0
+"""In a client's answers, where commits count from 1: up to which of them all are settled."""
 
 
 class Lease(msgspec.Struct):
@@ -256,18 +258,18 @@ class Table:
         return True
 
     def due(self, now: float) -> Sequence[str]:
-        """Return the sessions whose time is over; the caller ends them."""
-        due = []
+        """Return the sessions whose time is over, each once; the caller ends them."""
+        due: dict[str, None] = {}
         while self._expiries and self._expiries[0][0] <= now:
             at, session = heapq.heappop(self._expiries)
             lease = self._sessions.get(session)
             if lease is None or lease.checked_at != at:
                 continue
             if lease.expires_at <= now:
-                due.append(session)
+                due[session] = None
             else:
                 self._check_at(lease, lease.expires_at)
-        return due
+        return list(due)
 
     def next_due(self) -> float | None:
         """Return when to ask ``due()`` next; None if no session is open."""
@@ -321,11 +323,16 @@ class Table:
         return entry is None if condition.token is None else entry is not None and entry.token == condition.token
 
     def _answer(self, id: CommitId) -> Commit | None:
+        """Return what a commit was answered, if it was; a late copy of a settled one is answered that it lost."""
         numbers = self._answers.get(id.client)
         if numbers is None:
             return None
-        for number in [number for number in numbers if number <= id.settled]:
+        settled = max(id.settled, numbers.get(_SETTLED, 0))
+        for number in [number for number in numbers if number <= settled]:
             del numbers[number]
+        numbers[_SETTLED] = settled
+        if id.number <= settled:
+            return Commit(False, self.token)
         revision = numbers.get(id.number)
         return None if revision is None else Commit(True, Token(self.epoch, revision))
 

@@ -49,7 +49,7 @@ def decode(kind: type[R], data: bytes | None, key: str = "") -> R:
         raise RendezvousStateError(f"{where} is cut short: {data!r}")
     if len(data) > MAX_RECORD:
         raise RendezvousStateError(f"{where} has {len(data)} bytes, more than the {MAX_RECORD} that any of ours has")
-    if data[0] > FORMAT:
+    if data[0] > FORMAT and data[1] == _KINDS[kind]:
         raise RendezvousStateError(
             f"{where} was written by a newer rendezvous_async (format {data[0]}, this one reads {FORMAT}); "
             "upgrade this node"

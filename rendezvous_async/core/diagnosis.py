@@ -68,6 +68,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         missing: How many more must come before a round can form.
         coordinator: The node that forms rounds, if there is one.
         closed: Why the run is over, if it is.
+        damaged: Keys of records that cannot be read; they count as if they were not there.
     """
 
     run_id: str
@@ -79,6 +80,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     missing: int = 0
     coordinator: str | None = None
     closed: Closed | None = None
+    damaged: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return "\n  ".join([f"run {self.run_id!r}: {self._headline()}", *self._details()])
@@ -115,6 +117,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         foreign = self.nodes(Role.FOREIGN)
         if foreign and self.settings is not None:
             yield f"with other settings than {self.settings.fingerprint!r}: {_shorten(foreign)}"
+        if self.damaged:
+            yield f"cannot be read: {_shorten(list(self.damaged))}"
 
     def _next(self, settings: Settings) -> str:
         holding = self.nodes(Role.MEMBER)

@@ -1,7 +1,17 @@
-"""Prove it: virtual time, and the conformance kit for backends."""
+"""Prove it: test an elastic system with the real library, a simulated network, virtual time and faults on purpose.
 
-from __future__ import annotations
+* ``run(scenario, seed=7)`` runs a coroutine function in virtual time; one seed is one interleaving.
+* ``Cluster`` is some nodes and a server between them, with crash, restart, pause, resume, partition and heal.
+* ``check(history)`` finds every breach of the guarantees in what happened.
+* ``check_backend(make)`` is the conformance kit for backends of your own.
+* ``simulate(scenario_of(seed))`` plays a random scenario; ``python -m rendezvous_async.testing simulate`` plays many.
+* ``rendezvous_async.testing.model`` explores every state of the protocol with a few nodes; ``python -m`` runs it.
+* ``rendezvous_async.testing.fixtures`` has pytest fixtures; load it with ``pytest_plugins``.
 
+Nothing in the library imports this package.
+"""
+
+from rendezvous_async.testing.checks import CHECKS, BrokenGuaranteeError, check
 from rendezvous_async.testing.clock import (
     GROUP,
     DeadlockError,
@@ -11,16 +21,33 @@ from rendezvous_async.testing.clock import (
     run,
     virtual_loop,
 )
+from rendezvous_async.testing.cluster import Cluster, NotSettledError, elastic
 from rendezvous_async.testing.conformance import BACKEND_CHECKS, check_backend
+from rendezvous_async.testing.history import History
+from rendezvous_async.testing.network import Faults, SimulatedBackend
+from rendezvous_async.testing.scenarios import Report, Scenario, scenario_of, simulate
 
 __all__ = [
     "BACKEND_CHECKS",
+    "CHECKS",
     "GROUP",
+    "BrokenGuaranteeError",
+    "Cluster",
     "DeadlockError",
+    "Faults",
+    "History",
     "LivelockError",
+    "NotSettledError",
+    "Report",
+    "Scenario",
+    "SimulatedBackend",
     "VirtualLoop",
     "VirtualTimeError",
+    "check",
     "check_backend",
+    "elastic",
     "run",
+    "scenario_of",
+    "simulate",
     "virtual_loop",
 ]

@@ -268,6 +268,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 self._now = max(self._now, due)
                 self._spun = 0
                 self._jobs.extend(self._timers.take(self._now))
+                stuck = False  # What is due now must have its turn, whatever it is.
             if timeout is not None or self._halted or self._called_in:
                 break
         self._called_in = False

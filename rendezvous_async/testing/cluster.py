@@ -407,6 +407,8 @@ class _Listener:
                 cluster.believed(node, node.rendezvous.world)
             case EventKind.ARRIVED | EventKind.EVICTED | EventKind.CLOSED | EventKind.SESSION_LOST:
                 cluster.released(node, event.kind)
+            case EventKind.CLOSING:
+                cluster.history.add(CloseCalled(_now(), node.name))
             case EventKind.LEFT:
                 cluster.released(node, event.kind)
                 cluster.history.add(Left(_now(), node.name))

@@ -9,10 +9,13 @@ give up: every await raises, so that what they do while they go reaches nobody.
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import warnings
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterable
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import Context, ContextVar
+from inspect import CORO_CREATED, getcoroutinestate, iscoroutine
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -123,9 +126,12 @@ class Groups:
 
     def bury(self, take_turn: Callable[[list[Job]], None]) -> None:
         """Bring what is left of killed groups to its end; ``take_turn`` runs these jobs and what is ready."""
-        self.ended = self.burying = True
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of coroutines that a finally makes, and that never start
+        self.ended = True
+        if not self._dead:
+            return
+        self.burying = True
+        with warnings.catch_warnings(), _no_new_coroutines():
+            warnings.simplefilter("ignore")
             for _ in range(MAX_CANCELLATIONS):
                 pending = [task for task in self._dead if not task.done()]
                 if not pending:
@@ -137,3 +143,24 @@ class Groups:
             self._dead.clear()
             self._dead_generators.clear()
         self.burying = False
+
+
+@contextmanager
+def _no_new_coroutines() -> Iterator[None]:
+    """Close the coroutines that are made meanwhile and never start: Python would complain of them much later.
+
+    A ``finally`` makes them, to hand them to a task that is as dead as its own. While collection is off, all new
+    objects are in the youngest generation.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        old = [thing for thing in gc.get_objects(generation=0) if iscoroutine(thing)]
+        yield
+        known = set(map(id, old))
+        for thing in gc.get_objects(generation=0):
+            if iscoroutine(thing) and id(thing) not in known and getcoroutinestate(thing) == CORO_CREATED:
+                thing.close()
+    finally:
+        if was_on:
+            gc.enable()

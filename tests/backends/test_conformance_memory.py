@@ -1,4 +1,4 @@
-"""The memory backend keeps every promise of the contract."""
+"""The memory backend keeps every promise of the contract, in real time and in virtual time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from rendezvous_async.backends import Backend, open_backend
-from rendezvous_async.testing.conformance import BACKEND_CHECKS, Check
+from rendezvous_async.testing.clock import run
+from rendezvous_async.testing.conformance import BACKEND_CHECKS, Check, check_backend
 
 
 def make(run_id: str) -> AbstractAsyncContextManager[Backend]:
@@ -17,3 +18,8 @@ def make(run_id: str) -> AbstractAsyncContextManager[Backend]:
 @pytest.mark.parametrize("check", BACKEND_CHECKS)
 async def test_memory_keeps_its_promises(check: Check) -> None:
     await check(make)
+
+
+@pytest.mark.parametrize("seed", [None, *range(5)])
+def test_memory_keeps_its_promises_in_virtual_time(seed: int | None) -> None:
+    run(check_backend, make, seed=seed)

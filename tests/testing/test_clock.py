@@ -688,7 +688,7 @@ class TestTheEnd:
         assert seen == [0, 1, 2], "what was ready runs while the loop winds up"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 2**32), st.integers(2, 20))
 def test_time_never_goes_back(seed: int, tasks: int) -> None:
     async def main() -> None:

@@ -15,6 +15,7 @@ from weakref import ref
 
 import anyio
 import pytest
+from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from rendezvous_async.testing.clock import GROUP, DeadlockError, VirtualLoop, run, virtual_loop
@@ -175,6 +176,30 @@ class TestFreezing:
             return seen
 
         assert run(main, seed=seed, spin_limit=10_000) == [11]
+
+    def test_a_deadline_of_the_living_strikes_while_a_frozen_task_is_being_cancelled(self, seed: int | None) -> None:
+        """Both are callbacks of cancel scopes: one asks again at each turn, the other must have its turn."""
+
+        async def main() -> float:
+            loop, scope = virtual_loop(), anyio.CancelScope()
+
+            async def frozen() -> None:
+                with scope:
+                    await anyio.sleep_forever()
+
+            task = loop.start("a", frozen)
+            await anyio.sleep(1)
+            loop.freeze("a")
+            scope.cancel()
+            with pytest.raises(TimeoutError):
+                with anyio.fail_after(5):
+                    await anyio.sleep_forever()
+            struck_at = anyio.current_time()
+            loop.thaw("a")
+            await task
+            return struck_at
+
+        assert run(main, seed=seed, spin_limit=10_000) == 6
 
     def test_scopes_inside_a_frozen_group(self, seed: int | None) -> None:
         async def main() -> list[object]:
@@ -466,6 +491,39 @@ class TestKilling:
         thrown: list[int] = []
         run(main, seed=seed)
         assert len(thrown) == 10
+
+    def test_tasks_that_the_dead_start_while_they_go_never_run(self, seed: int | None) -> None:
+        """Nor does Python complain that their coroutines were never awaited, now or when it collects them."""
+
+        async def act(what: str) -> None:
+            seen.append(what)
+
+        async def owner(owned: list[TaskGroup]) -> None:
+            async with anyio.create_task_group() as group:
+                owned.append(group)
+                group.start_soon(user, group)
+                await anyio.sleep_forever()
+
+        async def user(group: TaskGroup) -> None:
+            cycle: list[object] = [group]
+            cycle.append(cycle)
+            try:
+                await anyio.sleep_forever()
+            finally:
+                group.start_soon(act, "in the task group")
+                cycle.append(act("never"))
+                await virtual_loop().create_task(act("as a task"))
+
+        async def main() -> None:
+            virtual_loop().start("a", owner, [])
+            await anyio.sleep(1)
+            virtual_loop().kill("a")
+            await anyio.sleep(1)
+
+        seen: list[str] = []
+        run(main, seed=seed)
+        gc.collect()
+        assert seen == []
 
     def test_memory_is_given_back(self, seed: int | None) -> None:
         class Big:

@@ -18,14 +18,14 @@ from rendezvous_async import coordinator, handler, membership, world
 from rendezvous_async.backends.base import OUT_AFTER, Commit, Condition, Listing, Session, Write
 from rendezvous_async.backends.table import Table
 from rendezvous_async.control import close_run
-from rendezvous_async.core import rules
+from rendezvous_async.core import ranks, rules
 from rendezvous_async.core.ranks import Candidate
 from rendezvous_async.core.rules import Change, Joined, Notes, Wait
 from rendezvous_async.core.state import Head, Last, Phase, Seat
 from rendezvous_async.core.tally import Tally
 from rendezvous_async.settings import Settings
 from rendezvous_async.store import Store
-from rendezvous_async.testing import simulate as simulation
+from rendezvous_async.testing import scenarios as simulation
 from rendezvous_async.testing.checks import BrokenGuaranteeError, check
 from rendezvous_async.testing.clock import LivelockError, run
 from rendezvous_async.testing.cluster import Cluster, NotSettledError
@@ -61,6 +61,16 @@ def a_round_forms_slowly_in_batches(seed: int) -> None:
                 cluster.start(index)
             await anyio.sleep(10)
             check(cluster.history)
+
+    run(play, seed=seed)
+
+
+def a_member_dies_and_stays_dead(seed: int) -> None:
+    async def play() -> None:
+        async with Cluster(nodes=3, min_nodes=2, seed=seed) as cluster:
+            await cluster.join_all()
+            cluster.crash(0)
+            await cluster.settle()
 
     run(play, seed=seed)
 
@@ -226,7 +236,7 @@ def the_last_call_is_never_cancelled(patch: MonkeyPatch) -> None:
 
 @bug("size_within_bounds")
 def more_than_max_are_let_in(patch: MonkeyPatch) -> None:
-    choose = rules.choose
+    choose = ranks.choose
     patch.setattr(rules, "choose", lambda candidates, places: choose(candidates, places + 1))
 
 
@@ -256,7 +266,7 @@ def store_writes_are_not_fenced(patch: MonkeyPatch) -> None:
     patch.setattr(Store, "_write", broken)
 
 
-@bug("NotSettledError")
+@bug("NotSettledError", scenario=a_member_dies_and_stays_dead)
 def a_lost_member_is_never_counted(patch: MonkeyPatch) -> None:
     patch.setattr(Tally, "lost", property(lambda self: 0))
 

@@ -223,7 +223,7 @@ async def a_closed_backend_says_so(run: Run) -> None:
     """aclose() makes pending reads, and every later call, raise RendezvousConnectionError; twice is no error."""
     async with run.client() as other, run.client() as backend:
         session = await backend.open_session(20)
-        await backend.commit(Put("a", b"1", session.id))
+        await backend.commit(Put("a", b"1"))
         watch, unread = backend.watch("a"), backend.watch("a")
         await anext(watch)
         failed = anyio.Event()

@@ -1,0 +1,53 @@
+"""How to test your own orchestrator: the real library, a simulated network, virtual time, and faults on purpose.
+
+``my_orchestrator`` stands for your code. The test crashes a node, cuts one off, loses the server, and asks that every
+guarantee holds and that the job gets done: minutes of timeouts, in a fraction of a second, the same each time.
+"""
+
+import anyio
+
+import rendezvous_async as rdzv
+from rendezvous_async.testing import Cluster, Faults, check, run
+
+FINISHED: list[int] = []
+
+
+async def my_orchestrator(rendezvous: rdzv.Rendezvous) -> None:
+    while True:
+        try:
+            world = await rendezvous.join()
+        except rdzv.RendezvousClosedError:
+            return
+        async with world.until_changed() as block:
+            await anyio.sleep(60)  # An hour of training, say.
+            await world.store.barrier("done")
+        if block.change is None:
+            FINISHED.append(world.rank)
+            if world.rank == 0:
+                await rendezvous.close("done")
+            return
+
+
+async def a_bad_day() -> None:
+    faults = Faults(delay=0.05, drop_request=0.02, drop_reply=0.02)
+    async with Cluster(nodes=4, min_nodes=2, seed=7, faults=faults, program=my_orchestrator) as cluster:
+        await cluster.join_all()
+        cluster.crash(0)
+        await anyio.sleep(20)
+        cluster.partition({1, 2}, {3})
+        await anyio.sleep(20)
+        cluster.heal()
+        cluster.restart(0)
+        await anyio.sleep(600)
+        check(cluster.history)
+
+
+def test_my_orchestrator_survives_a_bad_day() -> None:
+    FINISHED.clear()
+    run(a_bad_day, seed=7)
+    assert 0 in FINISHED  # Others may learn of the end from the close.
+
+
+if __name__ == "__main__":
+    test_my_orchestrator_survives_a_bad_day()
+    print("the job got done, and every guarantee held")

@@ -1,0 +1,440 @@
+"""The conformance kit catches what it is there for: each backend here breaks one promise, and the kit names it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from rendezvous_async.backends import memory
+from rendezvous_async.backends.base import (
+    Backend,
+    Commit,
+    Condition,
+    Delete,
+    Entry,
+    Listing,
+    Put,
+    Session,
+    Token,
+    Watch,
+    Write,
+    _close_envelope,
+)
+from rendezvous_async.backends.memory import MemoryBackend, MemoryServer
+from rendezvous_async.backends.table import Table
+from rendezvous_async.errors import RendezvousSessionError
+from rendezvous_async.testing.clock import run
+from rendezvous_async.testing.conformance import BACKEND_CHECKS, Check, Make, check_backend
+
+BY_NAME = {check.__name__: check for check in BACKEND_CHECKS}
+
+
+def maker(backend: type[MemoryBackend] = MemoryBackend, table: type[Table] = Table) -> Make:
+    """Return a ``make`` for one store that is made of these classes."""
+    server = MemoryServer()
+    server.table = table("memory")
+
+    @asynccontextmanager
+    async def make(run_id: str) -> AsyncIterator[Backend]:
+        async with backend(server, run_id) as client:
+            yield client
+
+    return make
+
+
+def test_a_good_backend_passes() -> None:
+    run(check_backend, maker(), seed=1)
+
+
+def test_checks_are_named_and_say_what_they_promise() -> None:
+    assert len(BACKEND_CHECKS) == len(BY_NAME) >= 40
+    for check in BACKEND_CHECKS:
+        assert re.fullmatch(r"[a-z_]+", check.__name__)
+        assert check.promise.endswith("."), check
+        assert repr(check) == f"<Check {check.__name__}>"
+
+
+def test_the_error_names_the_check_the_promise_and_what_was_seen() -> None:
+    class Forgetful(MemoryBackend):
+        async def _get(self, key: str) -> Entry | None:
+            return None
+
+    with pytest.raises(AssertionError) as caught:
+        run(check_backend, maker(Forgetful))
+    assert str(caught.value).startswith("a_put_is_read_back failed: get() and list() return value, token and session")
+    assert "get() of a key that was put" in str(caught.value)
+
+
+def test_an_error_of_the_backend_is_a_broken_promise() -> None:
+    class Broken(MemoryBackend):
+        async def _list(self, name: str) -> Listing:
+            raise LookupError("out of order")
+
+    with pytest.raises(AssertionError, match="LookupError: out of order") as caught:
+        run(check_backend, maker(Broken))
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+def test_nothing_is_left_behind() -> None:
+    server = MemoryServer()
+
+    @asynccontextmanager
+    async def make(run_id: str) -> AsyncIterator[Backend]:
+        async with MemoryBackend(server, run_id) as client:
+            yield client
+
+    run(check_backend, make)
+    assert len(server.table) == 0
+
+
+class IgnoresConditions(MemoryBackend):
+    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
+        return await super()._commit(writes, ())
+
+
+class ChecksOnlyTheFirstCondition(MemoryBackend):
+    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
+        return await super()._commit(writes, when[:1])
+
+
+class ForgetsEpochs(Table):
+    def _holds(self, condition: Condition) -> bool:
+        entry = self._entries.get(condition.key)
+        if condition.token is None or entry is None:
+            return super()._holds(condition)
+        return entry.token.revision == condition.token.revision
+
+
+class ComparesAfterAPause(MemoryBackend):
+    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
+        table = await self._table()
+        commit = table.commit((), when)
+        await checkpoint()
+        return await super()._commit(writes, ()) if commit.won else commit
+
+
+class OneWriteAtATime(MemoryBackend):
+    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
+        commit = await super()._commit(writes[:1], when)
+        for write in writes[1:] if commit.won else ():
+            commit = await super()._commit((write,), ())
+        return commit
+
+
+class DoesNotSayWhatIsThere(MemoryBackend):
+    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
+        commit = await super()._commit(writes, when)
+        return Commit(commit.won, commit.token)
+
+
+class ReusesRevisions(Table):
+    def commit(self, writes: Sequence[Write], when: object = (), id: object = None) -> Commit:
+        commit = super().commit(writes, when, id)  # type: ignore[arg-type]
+        if commit.won and writes and all(isinstance(write, Put) for write in writes):
+            self.revision -= self.revision % 2
+        return commit
+
+
+class ReadsFromACache(MemoryBackend):
+    async def _get(self, key: str) -> Entry | None:
+        cache = self.__dict__.setdefault("cache", {})
+        if key not in cache:
+            cache[key] = await super()._get(key)
+        entry: Entry | None = cache[key]
+        return entry
+
+
+class ListsSiblings(Table):
+    def _keys(self, name: str) -> list[str]:
+        return sorted(key for key in self._entries if key.startswith(name.rstrip("/")))
+
+
+class DeletesOneKeyOnly(MemoryBackend):
+    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
+        return await super()._commit(tuple(w for w in writes if not isinstance(w, Delete) or w.name[-1] != "/"), when)
+
+
+class DoesNotEncodeRuns(MemoryBackend):
+    def __init__(self, server: MemoryServer, run_id: str) -> None:
+        super().__init__(server, run_id)
+        self.prefix = f"{run_id}/"
+
+
+class PercentDecodesKeys(MemoryBackend):
+    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
+        writes = tuple(
+            Put(write.key.replace("%2F", "/"), write.value, write.session) if isinstance(write, Put) else write
+            for write in writes
+        )
+        return await super()._commit(writes, when)
+
+
+class PromisesTooMuch(MemoryBackend):
+    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
+        if len(writes) > 128:
+            raise ValueError("no more than 128")
+        return await super()._commit(writes, when)
+
+
+class ChecksNoSizes(MemoryBackend):
+    def _check_size(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> None:
+        pass
+
+
+class KeepsKeysOfTheFirstSession(Table):
+    def _put(self, entry: Entry) -> None:
+        old = self._entries.get(entry.key)
+        super()._put(entry)
+        if old is not None and old.session is not None:
+            self._sessions[old.session].keys.add(entry.key)
+
+    def _delete(self, key: str) -> None:
+        if key in self._entries:
+            super()._delete(key)
+
+
+class NeverExpires(Table):
+    def due(self, now: float) -> Sequence[str]:
+        super().due(now)
+        return []
+
+
+class ExpiresEarly(MemoryBackend):
+    async def open_session(self, ttl: float) -> Session:
+        session = await super().open_session(ttl / 2)
+        session.ttl = ttl
+        session.deadline += 0.75 * ttl / 2
+        return session
+
+
+class IgnoresKeepAlives(Table):
+    def keep_alive(self, session: str, now: float) -> bool:
+        return session in self._sessions
+
+
+class AnswersDeadSessions(Table):
+    def keep_alive(self, session: str, now: float) -> bool:
+        super().keep_alive(session, now)
+        return True
+
+
+class LosesQuietly(MemoryBackend):
+    async def open_session(self, ttl: float) -> Session:
+        session = await super().open_session(ttl)
+        session.lost = anyio.Event()
+
+        class Deaf(type(session)):  # type: ignore[misc]
+            async def _refresh(self) -> None:
+                try:
+                    await super()._refresh()
+                except RendezvousSessionError:
+                    self.lost = anyio.Event()
+                    raise
+
+        session.__class__ = Deaf
+        return session
+
+
+class WritesForDeadSessions(Table):
+    def commit(self, writes: Sequence[Write], when: object = (), id: object = None) -> Commit:
+        alive = [
+            Put(write.key, write.value) if isinstance(write, Put) and write.session not in self._sessions else write
+            for write in writes
+        ]
+        return super().commit(alive, when, id)  # type: ignore[arg-type]
+
+
+class DeadlineFromTheAnswer(MemoryBackend):
+    async def open_session(self, ttl: float) -> Session:
+        session = await super().open_session(ttl)
+        session.deadline += 0.25 * ttl
+        return session
+
+
+class HidesDeletions(Table):
+    def changes(self, names: Sequence[str], after: Token | None) -> Listing | None:
+        listing = super().changes(names, after)
+        if listing is None or listing.complete:
+            return listing
+        entries = tuple(entry for entry in listing.entries if entry.value is not None)
+        return Listing(entries, listing.token, complete=False) if entries else None
+
+
+class AlwaysStartsOver(Table):
+    def changes(self, names: Sequence[str], after: Token | None) -> Listing | None:
+        listing = super().changes(names, after)
+        return None if listing is None else super().changes(names, None)
+
+
+class StartsAtNow(Table):
+    def changes(self, names: Sequence[str], after: Token | None) -> Listing | None:
+        return super().changes(names, self.token if after is None else after)
+
+
+class ForgetsToStopWaiting(MemoryBackend):
+    async def aclose(self) -> None:
+        self._closed = True
+
+
+class CountsFromTheCommit(Table):
+    """A listing that says it is as of its newest entry's token, which hides later deletions of a resumed watch."""
+
+    def changes(self, names: Sequence[str], after: Token | None) -> Listing | None:
+        listing = super().changes(names, after)
+        if listing is None or listing.complete or not listing.entries:
+            return listing
+        return Listing(listing.entries[:1], listing.token, complete=False)
+
+
+class QueueWatch(memory._MemoryWatch):
+    """Delivers every state that the table has had, one after another."""
+
+    def __init__(self, backend: MemoryBackend, names: tuple[str, ...], after: Token | None) -> None:
+        super().__init__(backend, names, after)
+        self.queue: list[Listing] = []
+        self.seen = after
+
+    def wake(self) -> None:
+        listing = self._backend.server.table.changes(self._names, self.seen)
+        if listing is not None:
+            self.queue.append(listing)
+            self.seen = listing.token
+        super().wake()
+
+    async def _next(self) -> Listing:
+        if not self.queue and self.seen == self._position:
+            listing = await super()._next()
+            if not self.queue:
+                self.seen = listing.token
+                return listing
+        return self.queue.pop(0)
+
+
+class Queues(MemoryBackend):
+    def _watch(self, names: tuple[str, ...], after: Token | None) -> Watch:
+        return QueueWatch(self, names, after)
+
+
+class HastyWatch(memory._MemoryWatch):
+    async def _next(self) -> Listing:
+        listing = await super()._next()
+        self._position = listing.token
+        await checkpoint()
+        return listing
+
+
+class LosesWhatACancelledReadHad(MemoryBackend):
+    def _watch(self, names: tuple[str, ...], after: Token | None) -> Watch:
+        return HastyWatch(self, names, after)
+
+
+class CannotBeCancelled(MemoryBackend):
+    async def _get(self, key: str) -> Entry | None:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(100)
+        return await super()._get(key)
+
+
+class BreaksWhenCancelled(MemoryBackend):
+    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
+        try:
+            return await super()._commit(writes, when)
+        except anyio.get_cancelled_exc_class():
+            self._closed = True
+            raise
+
+
+class LeaksCancellation(MemoryBackend):
+    async def _list(self, name: str) -> Listing:
+        """As grpc does: a cancellation that no longer says which scope it is of."""
+        listing = None
+        with contextlib.suppress(anyio.get_cancelled_exc_class()):
+            listing = await super()._list(name)
+        if listing is None:
+            raise anyio.get_cancelled_exc_class()
+        return listing
+
+
+class TrustsItsState(MemoryBackend):
+    async def get_state(self) -> tuple[bytes, Token] | None:
+        entry = await self.get("classic")
+        return None if entry is None or entry.value is None else (entry.value[9:], entry.token)
+
+
+class CreatesWithAnyToken(MemoryBackend):
+    async def set_state(self, state: bytes, token: object = None) -> tuple[bytes, Token, bool] | None:
+        return await super().set_state(state, token if isinstance(token, Token) else None)
+
+
+class SetsStateInTwoSteps(MemoryBackend):
+    async def set_state(self, state: bytes, token: object = None) -> tuple[bytes, Token, bool] | None:
+        current = await self.get_state()
+        if (None if current is None else current[1]) == token:
+            await self.commit(Put("classic", _close_envelope(state)))
+            current = await self.get_state()
+            assert current is not None
+            return (*current, True)
+        return None if current is None else (*current, False)
+
+
+BROKEN: list[tuple[str, type[MemoryBackend] | type[Table]]] = [
+    ("create_if_absent", IgnoresConditions),
+    ("a_commit_is_all_or_nothing", ChecksOnlyTheFirstCondition),
+    ("only_the_current_token_wins", ForgetsEpochs),
+    ("concurrent_increments_add_up", ComparesAfterAPause),
+    ("nobody_sees_half_a_commit", OneWriteAtATime),
+    ("revisions_grow", OneWriteAtATime),
+    ("create_if_absent", DoesNotSayWhatIsThere),
+    ("revisions_grow", ReusesRevisions),
+    ("reads_see_every_acknowledged_commit", ReadsFromACache),
+    ("a_name_is_one_key_or_a_subtree", ListsSiblings),
+    ("deleting_nothing_is_no_error", DeletesOneKeyOnly),
+    ("runs_do_not_see_each_other", DoesNotEncodeRuns),
+    ("odd_characters_are_just_characters", PercentDecodesKeys),
+    ("the_limits_are_what_they_say", PromisesTooMuch),
+    ("what_is_too_much_is_refused", ChecksNoSizes),
+    ("a_key_belongs_to_the_session_of_its_last_put", KeepsKeysOfTheFirstSession),
+    ("a_silent_session_expires", KeepsKeysOfTheFirstSession),
+    ("a_silent_session_expires", NeverExpires),
+    ("a_silent_session_expires", ExpiresEarly),
+    ("keep_alives_hold_a_session", IgnoresKeepAlives),
+    ("a_closed_session_takes_its_keys_along", AnswersDeadSessions),
+    ("anyone_can_end_a_session", LosesQuietly),
+    ("a_closed_session_takes_its_keys_along", WritesForDeadSessions),
+    ("a_deadline_is_that_of_the_last_answered_keep_alive", DeadlineFromTheAnswer),
+    ("a_watch_shows_changes_and_deletions", HidesDeletions),
+    ("after_resumes_without_a_gap", AlwaysStartsOver),
+    ("a_watch_begins_with_what_is_there", StartsAtNow),
+    ("a_closed_backend_says_so", ForgetsToStopWaiting),
+    ("after_resumes_without_a_gap", CountsFromTheCommit),
+    ("nobody_sees_half_a_commit", CountsFromTheCommit),
+    ("a_slow_reader_gets_the_newest", Queues),
+    ("a_cancelled_read_loses_nothing", LosesWhatACancelledReadHad),
+    ("calls_can_be_cancelled", CannotBeCancelled),
+    ("a_cancelled_commit_happened_or_not", BreaksWhenCancelled),
+    ("calls_can_be_cancelled", LeaksCancellation),
+    ("a_damaged_state_is_an_error", TrustsItsState),
+    ("no_state_is_none", CreatesWithAnyToken),
+    ("one_of_many_set_states_wins", SetsStateInTwoSteps),
+]
+
+
+@pytest.mark.parametrize(("name", "broken"), BROKEN, ids=[f"{broken.__name__}-{name}" for name, broken in BROKEN])
+def test_a_broken_promise_is_caught(name: str, broken: type[MemoryBackend] | type[Table]) -> None:
+    make = maker(backend=broken) if issubclass(broken, MemoryBackend) else maker(table=broken)
+
+    async def attempt(check: Check) -> None:
+        await check(make)
+
+    with pytest.raises(AssertionError, match=f"^{name} failed: "):
+        run(attempt, BY_NAME[name], grace=0.1)
+
+
+async def test_a_check_can_be_run_alone() -> None:
+    await BY_NAME["create_if_absent"](maker())
