@@ -24,6 +24,7 @@ from rendezvous_async.errors import (
     RendezvousTimeoutError,
 )
 from rendezvous_async.sync.addresses import get_free_port, get_socket_with_port, parse_rendezvous_endpoint
+from rendezvous_async.sync.backend import RendezvousBackend
 from rendezvous_async.sync.creation import create_store
 from rendezvous_async.sync.handler import RendezvousHandler, RendezvousInfo, Round
 from rendezvous_async.sync.params import RendezvousParameters, RendezvousSettings, RendezvousTimeout
@@ -36,6 +37,7 @@ from rendezvous_async.sync.registry import (
 from rendezvous_async.sync.store import RendezvousStoreInfo, Store
 
 __all__ = [
+    "RendezvousBackend",
     "RendezvousClosedError",
     "RendezvousConnectionError",
     "RendezvousError",

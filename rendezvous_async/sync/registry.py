@@ -126,7 +126,7 @@ def make_handler(params: RendezvousParameters) -> RendezvousHandler:
         params.min_nodes,
         params.max_nodes,
         timeout,
-        _seconds(params, "keep_alive_interval") or timedelta(seconds=1),
+        timedelta(seconds=_count(params, "keep_alive_interval", 1)),
         _count(params, "keep_alive_max_attempt", 5),
         str(params.get("ranks", "sticky")),
     )

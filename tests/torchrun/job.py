@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
@@ -97,7 +96,12 @@ class Job:
         with log.open("ab") as out:
             started = asyncio.get_running_loop().time()
             process = await asyncio.create_subprocess_exec(
-                *command, env=environment | self.environment, stdout=out, stderr=out, cwd=self._folder, start_new_session=True
+                *command,
+                env=environment | self.environment,
+                stdout=out,
+                stderr=out,
+                cwd=self._folder,
+                start_new_session=True,
             )
         self.agents[name] = Agent(name, process, log, started)
         return self.agents[name]
@@ -116,7 +120,7 @@ class Job:
         raise AssertionError(f"no such step in {patience:g} s\n{self.describe()}")
 
     async def trains(self, size: int, *, after: str = "", patience: float = PATIENCE) -> Report:
-        """Wait for all of ``size`` agents to train on in one round, another one than ``after``; return the last step."""
+        """Wait for all of ``size`` agents to train in one round, another one than ``after``; return the last step."""
         members: dict[str, set[str]] = {}
 
         def complete(report: Report) -> bool:
