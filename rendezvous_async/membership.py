@@ -150,9 +150,7 @@ class Membership:
         try:
             with answer_within(self._timeouts.close, f"node {self._node} leaves"):
                 await self.session.aclose()
-        except (
-            Exception
-        ) as error:  # Whatever it is: to leave must not fail, and it is tried again before a new session.
+        except Exception as error:  # Whatever it is: to leave must not fail. It is tried again before a new session.
             _log.warning("node %s could not say that it leaves: %s", self._node, error)
             return False
         return True

@@ -114,7 +114,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def fingerprint(self) -> str:
         """A short text that is equal for equal settings; every node's record carries it."""
-        return f"{self.min_nodes}:{self.max_nodes} {self.ranks} last_call={self.last_call:g} regroup={self.regroup:g}"
+        return f"{self.min_nodes}:{self.max_nodes} {self.ranks} last_call={self.last_call:.15g} regroup={self.regroup:.15g}"
 
     @property
     def label(self) -> str | None:

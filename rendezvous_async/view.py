@@ -98,8 +98,7 @@ class View:
 @contextmanager
 def answer_within(seconds: float, what: str) -> Iterator[None]:
     """Bound a call to the backend; no answer in time is a connection error: it may or may not have happened."""
-    try:
-        with anyio.fail_after(seconds):
-            yield
-    except TimeoutError as error:
-        raise RendezvousConnectionError(f"{what}: the backend did not answer within {seconds:g} s") from error
+    with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise RendezvousConnectionError(f"{what}: the backend did not answer within {seconds:g} s")

@@ -155,7 +155,7 @@ class Log:
     @property
     def is_long(self) -> bool:
         """Whether the records outweigh the snapshot, or what it would be now, so that ``compact`` is worth its cost."""
-        return self._end - self._head_end > max(_SMALL, min(self._head_end, self.table.bytes))
+        return self._end - self._head_end > max(_SMALL, min(self._head_end, self.table.size))
 
     @property
     def unread(self) -> int:

@@ -96,8 +96,6 @@ class Table:
         self._opened = 0
         self._answers: dict[str, dict[int, int]] = {}
         self._changed: list[str] = []
-        self.bytes = 0
-        """How many bytes the keys and values take."""
 
     def __repr__(self) -> str:
         return f"<Table {self.token} keys={len(self._entries)} sessions={len(self._sessions)}>"
@@ -348,14 +346,11 @@ class Table:
             self._graves.pop(key, None)
             for subtree in subtrees_of(key):
                 self._subtrees.setdefault(subtree, {})[key] = None
-        else:
-            self.size -= len(key) + len(old.value or b"")
-            if old.session is not None and old.session != entry.session:
-                self._sessions[old.session].keys.discard(key)
-        self.size += len(key) + len(entry.value or b"")
+        elif old.session is not None and old.session != entry.session:
+            self._sessions[old.session].keys.discard(key)
         if entry.session is not None:
             self._sessions[entry.session].keys.add(key)
-        self.bytes += _weight(entry) - (0 if old is None else _weight(old))
+        self.size += _weight(entry) - (0 if old is None else _weight(old))
         self._entries[key] = entry
         self._live[key] = entry.token.revision
         self._live.move_to_end(key)
@@ -363,8 +358,7 @@ class Table:
 
     def _delete(self, key: str) -> None:
         entry = self._entries.pop(key)
-        self.size -= len(key) + len(entry.value or b"")
-        self.bytes -= _weight(entry)
+        self.size -= _weight(entry)
         if entry.session is not None and (lease := self._sessions.get(entry.session)) is not None:
             lease.keys.discard(key)
         for subtree in subtrees_of(key):

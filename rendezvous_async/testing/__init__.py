@@ -4,6 +4,8 @@
 * ``Cluster`` is some nodes and a server between them, with crash, restart, pause, resume, partition and heal.
 * ``check(history)`` finds every breach of the guarantees in what happened.
 * ``check_backend(make)`` is the conformance kit for backends of your own.
+* ``Proxy`` stands between a client and a server on real sockets, and delays, stalls and cuts.
+* ``check_linearizable(history)`` tells whether what clients saw could have happened one call at a time.
 * ``simulate(scenario_of(seed))`` plays a random scenario; ``python -m rendezvous_async.testing simulate`` plays many.
 * ``rendezvous_async.testing.model`` explores every state of the protocol with a few nodes; ``python -m`` runs it.
 * ``rendezvous_async.testing.fixtures`` has pytest fixtures; load it with ``pytest_plugins``.
@@ -24,7 +26,9 @@ from rendezvous_async.testing.clock import (
 from rendezvous_async.testing.cluster import Cluster, NotSettledError, elastic
 from rendezvous_async.testing.conformance import BACKEND_CHECKS, check_backend
 from rendezvous_async.testing.history import History
+from rendezvous_async.testing.linearizability import Operation, check_linearizable
 from rendezvous_async.testing.network import Faults, SimulatedBackend
+from rendezvous_async.testing.proxy import Proxy
 from rendezvous_async.testing.scenarios import Report, Scenario, scenario_of, simulate
 
 __all__ = [
@@ -38,6 +42,8 @@ __all__ = [
     "History",
     "LivelockError",
     "NotSettledError",
+    "Operation",
+    "Proxy",
     "Report",
     "Scenario",
     "SimulatedBackend",
@@ -45,6 +51,7 @@ __all__ = [
     "VirtualTimeError",
     "check",
     "check_backend",
+    "check_linearizable",
     "elastic",
     "run",
     "scenario_of",

@@ -265,8 +265,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 due = self._timers.next_due()
                 if due is None:
                     return self._wait_for_real()
-                self._now = max(self._now, due)
-                self._spun = 0
+                if due > self._now:
+                    self._now, self._spun = due, 0
                 self._jobs.extend(self._timers.take(self._now))
                 stuck = False  # What is due now must have its turn, whatever it is.
             if timeout is not None or self._halted or self._called_in:

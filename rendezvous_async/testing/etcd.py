@@ -103,7 +103,12 @@ class EtcdMember:
             *("--initial-cluster", self.cluster.initial_cluster, "--initial-cluster-token", self.cluster.token),
             *self.cluster.arguments,
         ]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
+        # Settings of an etcd of the user's own are not for this one; that it may run on this processor is.
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("ETCD_") or name == "ETCD_UNSUPPORTED_ARCH"
+        }
         with (self.cluster.directory / f"{self.name}.log").open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
@@ -143,12 +148,24 @@ class EtcdMember:
         """Ask this member over the JSON gateway, for example ``ask("/v3/maintenance/status")``; blocks."""
         headers = {"Content-Type": "application/json", **({"Authorization": token} if token else {})}
         request = urllib.request.Request(self.url + path, json.dumps(body or {}).encode(), headers)
+        answer: dict[str, Any] = json.loads(self._fetch(request))
+        return answer
+
+    def metric(self, name: str) -> float:
+        """Return one of this member's own counters, for example ``etcd_debugging_mvcc_watcher_total``; blocks.
+
+        One that is kept by labels, such as ``grpc_server_handled_total``, is summed over them.
+        """
+        lines = self._fetch(urllib.request.Request(self.url + "/metrics")).decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith((name + " ", name + "{")))
+
+    def _fetch(self, request: urllib.request.Request) -> bytes:
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         if self.cluster.client_tls is not None:
             handlers.append(urllib.request.HTTPSHandler(context=self.cluster.client_tls))
         with urllib.request.build_opener(*handlers).open(request, timeout=2) as response:
-            answer: dict[str, Any] = json.load(response)
-        return answer
+            body: bytes = response.read()
+        return body
 
     def _signal(self, number: signal.Signals) -> None:
         if self.running:

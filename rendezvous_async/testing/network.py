@@ -100,9 +100,9 @@ class Network:
         for watch in tuple(self._watches):
             watch.pump()
 
-    def later(self, delay: float, action: Callable[[], None]) -> None:
+    def later(self, delay: float, action: Callable[[], None]) -> asyncio.TimerHandle:
         """Do something in the network's own time, whatever happens to the node that asked for it."""
-        asyncio.get_running_loop().call_later(delay, action, context=self._context)
+        return asyncio.get_running_loop().call_later(delay, action, context=self._context)
 
     def leg(self) -> float:
         """Draw how long one leg takes."""
@@ -125,7 +125,7 @@ class Network:
                 result = operation(self.server.table)
             except RendezvousSessionError as error:
                 refusal: Exception = error
-                self.later(self.leg(), lambda: reply(lambda: answer.set_exception(refusal)))
+                self.later(self.leg(), lambda: reply(lambda: refuse(refusal)))
             else:
                 self.server.settle()
                 self.later(self.leg(), lambda: reply(lambda: answer.set_result(result)))
@@ -134,12 +134,21 @@ class Network:
             if self.reaches(node) and not unanswered and not answer.done():
                 give()
 
+        def give_up() -> None:
+            refuse(RendezvousConnectionError(f"node {node}: the simulated network lost a request or its reply"))
+
+        def refuse(error: Exception) -> None:
+            if not answer.done():
+                answer.set_exception(error)
+                answer.exception()  # It counts as seen, even if whoever asked is no more.
+
         if self.reaches(node) and not lost:
             self.later(there, arrive)
-        with anyio.move_on_after(CALL_TIMEOUT):
+        timer = self.later(CALL_TIMEOUT, give_up)
+        try:
             return await answer
-        answer.cancel()
-        raise RendezvousConnectionError(f"node {node}: the simulated network lost a request or its reply")
+        finally:
+            timer.cancel()
 
 
 class SimulatedBackend(Backend):

@@ -43,12 +43,14 @@ class Proxy:
         delay: Seconds that bytes take each way.
         refusing: Whether new connections are reset at once.
         accepted: How many connections there have been.
+        listen_in: Called with the direction and the bytes of everything that comes by.
     """
 
     def __init__(self, host: str, port: int) -> None:
         self.delay = 0.0
         self.refusing = False
         self.accepted = 0
+        self.listen_in: Callable[[Direction, bytes], None] | None = None
         self._server = host, port
         self._listener = socket.socket()
         self._pairs: set[_Pair] = set()
@@ -220,6 +222,8 @@ class _Flow(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
+        if self._pair.proxy.listen_in is not None:
+            self._pair.proxy.listen_in(self._direction, data)
         losing = self._pair.proxy._losing
         if self._direction in losing:
             losing.discard(self._direction)
@@ -263,7 +267,7 @@ class _Flow(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         loop = asyncio.get_running_loop()
-        if not self._pair.proxy._stalled:
+        if not self._pair.proxy._stalled and self._other._transport is not None:
             while self._queue and self._queue[0][0] <= loop.time() and not self._target_full:
                 self._pass(self._queue.popleft()[1])
             if self._queue and not self._target_full:

@@ -1,6 +1,6 @@
 """How fast the TCP backend is, next to a bare asyncio echo on the same kind of transports in the same run.
 
-    python -m tests.benchmarks.bench_tcp [requests] [durable] [fanout] [held] [keepalive] [kill] [--quick]
+    python -m tests.benchmarks.bench_tcp [requests|durable|held|keepalive|kill|formation ...] [--quick]
 
 Prints JSON lines, one for each measurement; every figure is the median of several runs. The server always has a
 process of its own, so that its CPU time can be told from the clients'. Clients share this process: with two cores they
@@ -24,7 +24,7 @@ from typing import Any
 
 import anyio
 
-from rendezvous_async.backends.base import Put
+from rendezvous_async.backends.base import Put, Session
 from rendezvous_async.backends.tcp import TcpBackend
 from rendezvous_async.backends.tcp.options import open_tcp
 from rendezvous_async.settings import parse_endpoint
@@ -220,9 +220,258 @@ async def bench_durable(quick: bool) -> None:
                     await backend.aclose()
 
 
+async def connect_many(endpoint: str, count: int) -> list[TcpBackend]:
+    """Open so many clients, some at a time."""
+    limiter = anyio.Semaphore(256)
+    backends: list[TcpBackend] = []
+
+    async def one() -> None:
+        async with limiter:
+            backends.append(await connect(endpoint, stall_timeout=60.0))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(count):
+            group.start_soon(one)
+    return backends
+
+
+async def close_all(backends: list[TcpBackend]) -> None:
+    async with anyio.create_task_group() as group:
+        for backend in backends:
+            group.start_soon(backend.aclose)
+
+
+async def bench_held(quick: bool) -> None:
+    """Connections held, each with two watches: how long to open, what memory, and one push to all of them."""
+    count, runs = (2_000, 3) if quick else (10_000, 5)
+    async with Server() as server:
+        async with Server() as warm:  # imports and first allocations of this process
+            await close_all(await connect_many(warm.endpoint, 64))
+        before, cpu, begin = server.memory(), server.cpu(), time.perf_counter()
+        backends = await connect_many(server.endpoint, count)
+        opened, opened_cpu = time.perf_counter() - begin, server.cpu() - cpu
+        watches = []
+        begin, cpu = time.perf_counter(), server.cpu()
+        for number, backend in enumerate(backends):
+            watches.append(backend.watch("state"))
+            watches.append(backend.watch(f"seats/{number}"))
+        async with anyio.create_task_group() as group:
+            for watch in watches:
+                group.start_soon(anext, watch)
+        watched, watched_cpu = time.perf_counter() - begin, server.cpu() - cpu
+        report(
+            "held connections",
+            connections=count,
+            watches=len(watches),
+            open_seconds=rounded(opened),
+            watch_seconds=rounded(watched),
+            server_cpu_us_per_connection=rounded((opened_cpu + watched_cpu) / count * 1e6),
+            server_bytes_per_connection=round((server.memory() - before) / count),
+        )
+        pushes, cpus = [], []
+        for number in range(runs):
+            cpu, begin = server.cpu(), time.perf_counter()
+            async with anyio.create_task_group() as group:
+                for watch in watches[::2]:
+                    group.start_soon(anext, watch)
+                await backends[0].commit(Put("state", b"%03d" % number + b"x" * 200))
+            pushes.append(time.perf_counter() - begin)
+            cpus.append((server.cpu() - cpu) / count)
+        report(
+            "push of one value to all",
+            watchers=count,
+            seconds=rounded(statistics.median(pushes)),
+            server_cpu_us_per_watcher=rounded(statistics.median(cpus) * 1e6),
+        )
+        await close_all(backends)
+
+
+async def bench_keepalive(quick: bool) -> None:
+    """Nodes that each send a keep-alive every second: what part of a core the server needs."""
+    count, seconds, runs = (1_024, 2, 3) if quick else (4_096, 3, 5)
+    async with Server() as server:
+        backends = await connect_many(server.endpoint, count)
+        sessions = [await backend.open_session(10) for backend in backends]
+        late: list[float] = []
+        shares = []
+
+        async def keep(session: Session, offset: float, end: float) -> None:
+            at = anyio.current_time() + offset
+            while at < end:
+                await anyio.sleep_until(at)
+                await session.keep_alive()
+                late.append(anyio.current_time() - at)
+                at += 1.0
+
+        for _ in range(runs):
+            cpu, begin = server.cpu(), time.perf_counter()
+            async with anyio.create_task_group() as group:
+                end = anyio.current_time() + seconds
+                for number, session in enumerate(sessions):
+                    group.start_soon(keep, session, number / count, end)
+            shares.append((server.cpu() - cpu) / (time.perf_counter() - begin))
+        late.sort()
+        report(
+            "keep-alives",
+            nodes=count,
+            per_second=count,
+            server_share_of_a_core=rounded(statistics.median(shares)),
+            p99_ms=rounded(late[len(late) * 99 // 100] * 1e3),
+        )
+        await close_all(backends)
+
+
+VICTIM = """
+import sys
+import anyio
+from rendezvous_async.backends import open_backend
+from rendezvous_async.backends.base import Put
+async def main(endpoint):
+    async with open_backend(endpoint, run_id="bench", is_host=False) as backend:
+        session = await backend.open_session(5)
+        await backend.commit(Put("nodes/victim", b"", session.id))
+        print("in", flush=True)
+        await anyio.sleep_forever()
+anyio.run(main, sys.argv[1])
+"""
+
+
+async def bench_kill(quick: bool) -> None:
+    """A member is killed with SIGKILL: until all others know, of which one second is the grace."""
+    count, runs = (64, 3) if quick else (64, 7)
+    async with Server() as server:
+        backends = await connect_many(server.endpoint, count)
+        firsts, lasts = [], []
+        for _ in range(runs):
+            victim = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", VICTIM, server.endpoint, stdout=asyncio.subprocess.PIPE
+            )
+            assert victim.stdout is not None
+            await victim.stdout.readline()
+            seen: list[float] = []
+
+            async def observe(backend: TcpBackend, seen: list[float] = seen) -> None:
+                async with backend.watch("nodes/") as watch:
+                    async for listing in watch:
+                        if any(entry.value is None for entry in listing.entries):
+                            seen.append(time.perf_counter())
+                            return
+
+            async with anyio.create_task_group() as group:
+                for backend in backends:
+                    group.start_soon(observe, backend)
+                await anyio.sleep(0.2)
+                victim.kill()
+                killed = time.perf_counter()
+            await victim.communicate()
+            firsts.append(seen[0] - killed)
+            lasts.append(seen[-1] - killed)
+        report(
+            "a member killed -9 is known",
+            nodes=count,
+            first_seconds=rounded(statistics.median(firsts)),
+            last_seconds=rounded(statistics.median(lasts)),
+        )
+        await close_all(backends)
+
+
+NODES = """
+import asyncio, logging, sys
+import anyio
+import rendezvous_async as rdzv
+async def main(endpoint, run_id, count, total, warm):
+    logging.disable(logging.WARNING)
+    go, joined, leave = anyio.Event(), 0, anyio.Event()
+    async def node():
+        nonlocal joined
+        options = {"is_host": False, "connect_timeout": 120}
+        async with rdzv.connect(endpoint, run_id=run_id, nodes=total, keep_alive_max_attempt=30, **options) as meeting:
+            if warm == "True":
+                await meeting.status()
+            ready.append(None)
+            await go.wait()
+            world = await meeting.join()
+            assert world.size == total
+            joined += 1
+            if joined == count:
+                print("joined", flush=True)
+            await leave.wait()
+    ready = []
+    loop = asyncio.get_running_loop()
+    async with anyio.create_task_group() as group:
+        for _ in range(count):
+            group.start_soon(node)
+        while len(ready) < count:
+            await anyio.sleep(0.01)
+        print("ready", flush=True)
+        await loop.run_in_executor(None, sys.stdin.readline)
+        go.set()
+        await loop.run_in_executor(None, sys.stdin.readline)
+        leave.set()
+endpoint, run_id, count, total, warm = sys.argv[1:]
+anyio.run(main, endpoint, run_id, int(count), int(total), warm)
+"""
+
+
+async def form(server: Server, nodes: int, processes: int, warm: bool, run_id: str) -> tuple[float, float]:
+    """Let so many nodes meet; returns the seconds until the last holds its rank, and the server's CPU time."""
+    counts = [nodes // processes + (number < nodes % processes) for number in range(processes)]
+    workers = [
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", NODES, server.endpoint, run_id, str(count), str(nodes), str(warm)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        for count in counts
+    ]
+
+    async def expect(line: bytes) -> None:
+        for worker in workers:
+            assert worker.stdout is not None
+            assert await worker.stdout.readline() == line
+
+    def tell() -> None:
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.write(b"\n")
+
+    await expect(b"ready\n")
+    cpu, begin = server.cpu(), time.perf_counter()
+    tell()
+    await expect(b"joined\n")
+    seconds, cpu = time.perf_counter() - begin, server.cpu() - cpu
+    tell()
+    for worker in workers:
+        await worker.communicate()
+    return seconds, cpu
+
+
+async def bench_formation(quick: bool) -> None:
+    """N nodes in several processes meet: warm, from open connections, and cold, connecting first."""
+    sizes, runs, processes = ((64, 256), 3, 2) if quick else ((64, 256, 1_024, 4_096), 5, 4)
+    for nodes in sizes:
+        for warm in (True, False):
+            results = []
+            for number in range(runs):
+                async with Server() as server:
+                    results.append(await form(server, nodes, processes, warm, f"formation-{number}"))
+            report(
+                "formation",
+                nodes=nodes,
+                processes=processes,
+                start="warm" if warm else "cold",
+                seconds=rounded(statistics.median(seconds for seconds, _ in results)),
+                server_cpu_us_per_node=rounded(statistics.median(cpu for _, cpu in results) / nodes * 1e6),
+            )
+
+
 BENCHMARKS: dict[str, Callable[[bool], Awaitable[None]]] = {
     "requests": bench_requests,
     "durable": bench_durable,
+    "held": bench_held,
+    "keepalive": bench_keepalive,
+    "kill": bench_kill,
+    "formation": bench_formation,
 }
 
 

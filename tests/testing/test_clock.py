@@ -458,6 +458,19 @@ class TestNoProgress:
         with pytest.raises(LivelockError, match=r"main\.<locals>\.again"):
             run(main, spin_limit=1000)
 
+    def test_a_livelock_of_timers_that_are_due_at_once(self) -> None:
+        """Whoever waits until now spins just as well."""
+
+        async def main() -> None:
+            await anyio.sleep(1)
+            while True:
+                now = asyncio.Event()
+                asyncio.get_running_loop().call_at(anyio.current_time(), now.set)
+                await now.wait()
+
+        with pytest.raises(LivelockError, match="stood still at 1"):
+            run(main, spin_limit=1000)
+
     def test_work_is_no_livelock_as_long_as_time_goes_on(self) -> None:
         async def main() -> None:
             for _ in range(50):

@@ -40,15 +40,14 @@ OLDEST_VERSION = (3, 4)
 ORDERLY_VERSION = (3, 5, 8)
 """From here on a watch stream's progress is sent after everything that it covers."""
 CHANNEL_OPTIONS = (
-    # Pings find a dead connection, also one with no call on it; etcd hangs up on clients that ping more often.
+    # Pings find a dead connection under a stream; etcd hangs up on clients that ping more often, or without a stream.
     ("grpc.keepalive_time_ms", 6000),
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.http2.ping_timeout_ms", 2000),
-    ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 500),
     # A proxy of the environment is for the web, not for the cluster next door.
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", -1),

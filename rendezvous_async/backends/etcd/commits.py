@@ -27,8 +27,9 @@ from aetcd import rpc
 from rendezvous_async.backends.base import Commit, Condition, Delete, Put, Write
 from rendezvous_async.backends.etcd.channel import Cluster, Tally
 from rendezvous_async.backends.etcd.faults import EtcdRefusedError, Fault
-from rendezvous_async.backends.etcd.history import History, get_op, key_range, put_op, unchanged
+from rendezvous_async.backends.etcd.history import History, get_op, put_op, unchanged
 from rendezvous_async.backends.etcd.lease import KeepAlives, lease_id
+from rendezvous_async.backends.etcd.reads import key_range
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousSessionError
 
 __all__ = ["Commits", "grant"]
@@ -120,13 +121,18 @@ class Commits:
     async def commit(self, writes: Sequence[Write], when: Sequence[Condition]) -> Commit:
         """Do all writes at once if every condition holds, else none, and exactly once."""
         while True:
-            if not writes or any(each.token and each.token.epoch != self._history.epoch for each in when):
-                return await self._check(when)
+            if foreign := any(each.token and each.token.epoch != self._history.epoch for each in when):
+                await self._history.verify()  # it may be we who do not know the present epoch yet
+            if foreign or not writes:
+                commit = await self._check(when)
+                if not (commit.won and writes):
+                    return commit
+                continue
             page = await self._turn()
             slot = page.take()
             kept = False
             try:
-                commit = await self._attempt(slot, writes, when)
+                done = await self._attempt(slot, writes, when)
                 kept = True
             except _PageGoneError:
                 self._drop(page)
@@ -140,8 +146,8 @@ class Commits:
                     page.free.append(slot)
                 else:
                     page.lost += 1
-            if commit is not None:
-                return commit
+            if done is not None:
+                return done
 
     async def _attempt(self, slot: _Slot, writes: Sequence[Write], when: Sequence[Condition]) -> Commit | None:
         """Make one commit in a slot; None if the epoch has changed and nothing has happened."""
@@ -199,7 +205,10 @@ class Commits:
         return Commit(True, self._history.token(slot.revision)) if marker[0].value == number else None
 
     async def _refusal(self, error: EtcdRefusedError, slot: _Slot, tally: Tally, writes: Sequence[Write]) -> Exception:
-        """Return what to raise when a commit was refused; nothing was written then, nor by an earlier copy."""
+        """Return what to raise when a commit was refused.
+
+        If a lease is gone, the comparisons held: no earlier copy was applied, and under that lease none can be.
+        """
         if error.fault is Fault.TOO_LARGE:
             return ValueError(f"{error}; split the commit")
         if error.fault is not Fault.LEASE_GONE:

@@ -11,7 +11,6 @@ revision, every watch is known to be as current as the moment of asking.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,8 @@ from aetcd import rpc
 from rendezvous_async.backends.base import Entry
 from rendezvous_async.backends.etcd.channel import Cluster
 from rendezvous_async.backends.etcd.faults import EtcdRefusedError, Fault
-from rendezvous_async.backends.etcd.history import History, key_range
+from rendezvous_async.backends.etcd.history import History, key_of
+from rendezvous_async.backends.etcd.reads import key_range
 from rendezvous_async.backends.etcd.stream import Stream
 from rendezvous_async.errors import RendezvousConnectionError
 
@@ -32,8 +32,8 @@ __all__ = ["Feed", "Feeds"]
 
 CHECK_EVERY = 1.0
 ASK_AGAIN_AFTER = 0.25
-CATCHING_UP = 0.25
-"""Seconds in which a server before 3.5.8, whose progress does not count feeds that catch up, lets them catch up."""
+CATCHING_UP = 0.5
+"""Seconds after which a new feed of a server before 3.5.8 has surely caught up; its progress does not count others."""
 
 
 class Feed:
@@ -42,6 +42,7 @@ class Feed:
     Attributes:
         start: The next revision that it will deliver; 0 until etcd has said what "now" is.
         id: Names it on the stream that is open.
+        sure_at: From this moment on a barrier tells something about this feed.
     """
 
     def __init__(self, name: str, start: int) -> None:
@@ -49,6 +50,7 @@ class Feed:
         self.start = start
         self.id = 0
         self.created = False
+        self.sure_at = 0.0
         self.refused = False
         self.watches: dict[EtcdWatch, None] = {}
         self.parts: list[Any] = []
@@ -107,8 +109,8 @@ class Feeds(Stream):
 
     def unsubscribe(self, watch: EtcdWatch, feed: Feed) -> None:
         """Undo ``subscribe``; the last one out ends the feed."""
-        self.watches.pop(watch, None)
-        feed.watches.pop(watch, None)
+        for watches in (self.watches, feed.watches, self._barrier.now, self._barrier.next):
+            watches.pop(watch, None)
         if not feed.watches and feed in self._feeds:
             self._forget(feed)
             if self.is_open:
@@ -122,12 +124,8 @@ class Feeds(Stream):
 
     def want_barrier(self, watch: EtcdWatch) -> None:
         """Have ``watch.confirm()`` called when all feeds have delivered what they have now."""
-        wait = watch.hold_until - anyio.current_time()
-        if wait > 0:
-            asyncio.get_running_loop().call_later(wait, self.want_barrier, watch)
-        else:
-            self._barrier.next[watch] = None
-            self._begin_barrier()
+        self._barrier.next[watch] = None
+        self._begin_barrier()
 
     # The stream
 
@@ -198,13 +196,12 @@ class Feeds(Stream):
 
     def _created(self, feed: Feed, revision: int) -> None:
         feed.created, feed.refused = True, False
+        if not self._cluster.orderly_progress:
+            feed.sure_at = anyio.current_time() + CATCHING_UP
         if not feed.start:
             feed.start = revision + 1
             for watch in feed.watches:
                 watch.wake()
-        elif feed.start <= revision and not self._cluster.orderly_progress:
-            for watch in feed.watches:
-                watch.hold_until = anyio.current_time() + CATCHING_UP
 
     def _deliver(self, feed: Feed, events: list[Any]) -> None:
         entries = [self._entry(event) for event in events]
@@ -215,7 +212,7 @@ class Feeds(Stream):
 
     def _entry(self, event: Any) -> Entry:
         if event.type == rpc.Event.DELETE:
-            return Entry(event.kv.key.decode(), None, self.history.token(event.kv.mod_revision))
+            return Entry(key_of(event.kv), None, self.history.token(event.kv.mod_revision))
         return self.history.entry(event.kv)
 
     def _cancelled(self, feed: Feed, response: Any) -> None:
@@ -264,8 +261,6 @@ class Feeds(Stream):
             return
         barrier.now.update(barrier.next)
         barrier.next.clear()
-        for watch in barrier.now:
-            watch.hold()
         barrier.phase = 1
         self._ask_progress()
 
@@ -277,14 +272,15 @@ class Feeds(Stream):
     def _pass_barrier(self, revision: int) -> None:
         barrier = self._barrier
         if barrier.phase == 1:
-            barrier.phase = 2
+            barrier.phase, barrier.revision = 2, revision
             self._ask_progress()
         elif barrier.phase == 2:
+            # The second answer proves what the first one claimed, and no more than that.
             barrier.phase = 0
             now, barrier.now = barrier.now, {}
             for watch in now:
-                watch.confirm(revision)
-            if self._proof is not None and self._proof[1] <= revision:
+                watch.confirm(barrier.revision)
+            if self._proof is not None and self._proof[1] <= barrier.revision:
                 for watch in self.watches:
                     watch.proved(self._proof[0])
                 self._proof = None
@@ -321,10 +317,18 @@ class Feeds(Stream):
 
 
 class _Barrier:
-    """The question for progress that is out: ``phase`` 0 for none, and who waits for it and for the next one."""
+    """The question for progress that is out.
+
+    Attributes:
+        phase: Which of the two questions it is; 0 for none.
+        revision: What the first was answered with.
+        now: Who waits for it.
+        next: Who waits for the next one.
+    """
 
     def __init__(self) -> None:
         self.phase = 0
+        self.revision = 0
         self.asked_at = 0.0
         self.now: dict[EtcdWatch, None] = {}
         self.next: dict[EtcdWatch, None] = {}

@@ -22,15 +22,15 @@ from rendezvous_async.backends.base import Entry, Listing, Token
 from rendezvous_async.backends.etcd.channel import Cluster, logger
 from rendezvous_async.backends.etcd.faults import EtcdRefusedError, Fault
 from rendezvous_async.backends.etcd.lease import session_id
-from rendezvous_async.errors import RendezvousStateError
+from rendezvous_async.backends.etcd.reads import Reads
 
-__all__ = ["History", "get_op", "key_range", "put_op", "unchanged"]
+__all__ = ["History", "get_op", "key_of", "put_op", "unchanged"]
 
 
-def key_range(name: str) -> tuple[bytes, bytes]:
-    """Return ``key`` and ``range_end`` of a key, or of a subtree if the name ends in a slash."""
-    key = name.encode()
-    return (key, key[:-1] + b"0") if name.endswith("/") else (key, b"")
+def key_of(pair: Any) -> str:
+    """Return the key of a KeyValue; one that somebody else put there need not be text."""
+    key: str = pair.key.decode(errors="backslashreplace")
+    return key
 
 
 def get_op(key: str) -> Any:
@@ -51,6 +51,7 @@ class History:
         self.guard: Any = None
         self.key = f"{namespace}@epoch"
         self._cluster = cluster
+        self._reads = Reads(cluster)
         self._cluster_id = 0
         self._random = random
         self._revision = 0
@@ -69,11 +70,7 @@ class History:
 
     def entry(self, pair: Any) -> Entry:
         """Return what etcd calls a KeyValue as an entry."""
-        try:
-            key = pair.key.decode()
-        except UnicodeDecodeError:
-            raise RendezvousStateError(f"etcd holds a key that is not ours: {pair.key!r}") from None
-        return Entry(key, pair.value, Token(self.epoch, pair.mod_revision), session_id(pair.lease))
+        return Entry(key_of(pair), pair.value, Token(self.epoch, pair.mod_revision), session_id(pair.lease))
 
     async def load(self, deadline: float | None = None) -> None:
         """Read the epoch, or begin one."""
@@ -95,25 +92,27 @@ class History:
             for callback in self._changed:
                 callback()
 
-    async def read(self, names: Sequence[str]) -> Listing:
-        """Return what stands under some names that do not overlap, as of one revision; linearizable."""
+    async def read(self, names: Sequence[str], past: int = 0) -> Listing:
+        """Return what stands under some names that do not overlap, as of one revision; linearizable.
+
+        Args:
+            names: Keys and subtrees.
+            past: A revision of the past, instead of now; refused as ``Fault.REVISION`` if etcd does not know it.
+        """
         while True:
             if self._cluster.missed_answers != self._verified_after:
                 await self.verify()
-            epoch, floor = self.epoch, self._revision
+            epoch, floor = self.epoch, 0 if past else self._revision
             entries: list[Entry] = []
-            revision = 0
+            revision = past
             try:
                 for name in names:
-                    key, end = key_range(name)
-                    # Once a member has shown a revision, what it had then can be read without asking the others.
-                    request = rpc.RangeRequest(key=key, range_end=end, revision=revision, serializable=revision > 0)
-                    response = await self._cluster.call("Range", request)
+                    response = await self._reads.range(name, revision)
                     revision = revision or response.header.revision
                     entries.extend(self.entry(pair) for pair in response.kvs)
             except EtcdRefusedError as error:
-                if error.fault is Fault.REVISION:  # another member, that is not as far yet, or a compaction
-                    continue
+                if error.fault is Fault.REVISION and not past:
+                    continue  # another member that is not as far yet, or a compaction
                 raise
             if response.header.cluster_id != self._cluster_id or revision < floor:
                 await self.load()
@@ -125,7 +124,7 @@ class History:
     async def verify(self) -> int:
         """Make sure that the epoch is still the same, and return the revision of this moment."""
         missed = self._cluster.missed_answers
-        response = await self._cluster.call("Range", rpc.RangeRequest(key=self.key.encode()))
+        response = await self._reads.range(self.key)
         value = response.kvs[0].value if response.kvs else None
         if (response.header.cluster_id, value) != (self._cluster_id, self.guard.value):
             await self.load()

@@ -4,7 +4,9 @@
 does not see, the feeds will bring. Changes up to the revision of the read are dropped. When a feed has to start anew,
 since etcd has compacted what it was to deliver next, or has lost its data, everything is read again.
 
-**No half commits.** What comes for a watch of several names is held until a barrier (see feeds.py) has passed.
+**No half commits.** What comes for a watch of several names is kept, change by change, until a barrier has passed (see
+feeds.py); then the reader gets what stood at the revision of the barrier. As long as a barrier would prove nothing,
+changes make the watch read its names again.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from rendezvous_async.backends.base import Entry, Listing, Token, Watch, closed_error, covers
-from rendezvous_async.backends.etcd.faults import EtcdRefusedError
+from rendezvous_async.backends.etcd.faults import EtcdRefusedError, Fault
 from rendezvous_async.backends.etcd.feeds import Feed, Feeds
 from rendezvous_async.errors import RendezvousConnectionError
 
 __all__ = ["EtcdWatch"]
+
+MAX_ARRIVED = 10_000
+"""How many changes may wait for a barrier; beyond that everything is listed again."""
 
 
 class EtcdWatch(Watch):
@@ -33,14 +38,14 @@ class EtcdWatch(Watch):
         self._hub = feeds
         self._feeds: list[Feed] = []
         self._after = after
-        self.hold_until = 0.0
         self._must_list = True
+        self._must_look = False
         self._missed = False
         self._floor = 0
         self._revision = 0
+        self._baseline = 0
         self._ready: dict[str, Entry] = {}
-        self._held: dict[str, Entry] = {}
-        self._arrived: dict[str, Entry] = {}
+        self._arrived: list[Entry] = []
         self._woken = anyio.Event()
         self._error: RendezvousConnectionError | None = None
         self._ended = False
@@ -60,38 +65,38 @@ class EtcdWatch(Watch):
 
     def offer(self, entries: list[Entry], revision: int) -> None:
         """Take in what a feed delivers."""
-        single = len(self._names) == 1
-        target = self._ready if single else self._arrived
         news = [entry for entry in entries if entry.token.revision > self._floor]
-        target.update((entry.key, entry) for entry in news)
-        if news and single:
+        if not news:
+            return
+        if len(self._names) == 1:
+            self._ready.update((entry.key, entry) for entry in news)
             self._revision = max(self._revision, revision)
             self.wake()
-        elif news:
+        elif not self._sure() or len(self._arrived) + len(news) > MAX_ARRIVED:
+            self._arrived.clear()
+            self._must_look = True
+            self.wake()
+        else:
+            self._arrived.extend(news)
             self._hub.want_barrier(self)
-
-    def hold(self) -> None:
-        """Remember what has arrived up to now: a barrier begins."""
-        self._held.update(self._arrived)
-        self._arrived.clear()
 
     def confirm(self, revision: int) -> None:
         """Let the reader have what has arrived: all feeds have delivered everything up to ``revision``."""
-        self._ready.update(self._held)
-        self._held.clear()
-        for key, entry in list(self._arrived.items()):
+        arrived, self._arrived = self._arrived, []
+        for entry in arrived:
             if entry.token.revision <= revision:
-                self._ready[key] = self._arrived.pop(key)
+                self._ready[entry.key] = entry
+            else:
+                self._arrived.append(entry)
         if self._arrived:
             self._hub.want_barrier(self)
         if self._ready:
-            newest = max(entry.token.revision for entry in self._ready.values())
-            self._revision = max(self._revision, revision, newest)
+            self._revision = max(self._revision, revision)
             self.wake()
 
     def proved(self, moment: float) -> None:
         """Note that everything committed before ``moment`` has been offered."""
-        if not self._must_list and all(feed.created for feed in self._feeds):
+        if not self._must_list and self._sure():
             self._current_at = max(self._current_at, moment)
 
     def start_over(self) -> None:
@@ -119,8 +124,8 @@ class EtcdWatch(Watch):
                 raise error
             if not self._feeds:
                 self._subscribe()
-            if self._must_list:
-                if (listing := await self._list()) is not None:
+            if self._must_list or self._must_look:
+                if (listing := await self._look()) is not None and not self._ended:
                     return listing
             elif self._ready:
                 entries = tuple(self._ready[key] for key in sorted(self._ready))
@@ -138,45 +143,73 @@ class EtcdWatch(Watch):
         after, self._after = self._after, None
         resume = after is not None and after.epoch == self._hub.history.epoch
         self._must_list = not resume
-        self._floor = self._revision = after.revision if after is not None and resume else 0
+        self._floor = self._revision = self._baseline = after.revision if after is not None and resume else 0
         self._feeds = [self._hub.subscribe(self, name, self._floor if resume else None) for name in self._names]
 
     def _unsubscribe(self) -> None:
         feeds, self._feeds = self._feeds, []
         for feed in feeds:
             self._hub.unsubscribe(self, feed)
-        for entries in (self._ready, self._held, self._arrived):
-            entries.clear()
+        self._ready.clear()
+        self._arrived.clear()
 
-    async def _list(self) -> Listing | None:
+    def _sure(self) -> bool:
+        """Tell whether a barrier would prove that all feeds have delivered what they had."""
+        now = anyio.current_time()
+        return all(feed.created and feed.sure_at <= now for feed in self._feeds)
+
+    async def _look(self) -> Listing | None:
         """Read everything, once every feed is known to bring what comes after; None to look again."""
         if not all(feed.start for feed in self._feeds):
             await self._wait()
             return None
-        asked_at, self._missed = anyio.current_time(), False
+        asked_at = anyio.current_time()
+        self._must_look = self._missed = False  # set again by whatever comes during the read
+        looked = False
         try:
+            if not self._must_list and not await self._learn_baseline():
+                self._must_list = True
             listing = await self._hub.history.read(self._names)
+            looked = True
         except EtcdRefusedError:
             raise
         except RendezvousConnectionError:
             return None  # a watch waits until the cluster is back
+        finally:
+            self._must_look |= not looked
         if self._missed:
             return None
-        self._must_list = False
+        everything, self._must_list, self._baseline = self._must_list, False, 0
         self._current_at = max(self._current_at, asked_at)
-        self._floor = listing.revision
-        self._revision = listing.revision
-        newer = {
-            key: entry
-            for entries in (self._ready, self._held, self._arrived)
-            for key, entry in entries.items()
-            if entry.token.revision > self._floor and entry.token.epoch == listing.token.epoch
-        }
-        for entries in (self._ready, self._held, self._arrived):
-            entries.clear()
-        if newer:
-            self.offer(list(newer.values()), max(entry.token.revision for entry in newer.values()))
-        return listing
+        self._floor = self._revision = listing.revision
+        late = [*self._ready.values(), *self._arrived]
+        self._ready.clear()
+        self._arrived.clear()
+        late = [entry for entry in late if entry.token.epoch == listing.token.epoch]
+        self.offer(late, max((entry.token.revision for entry in late), default=0))
+        return listing if everything else self._changes(listing)
+
+    async def _learn_baseline(self) -> bool:
+        """Find out what stood at the token that the reader resumed at; False if etcd does not know it any more."""
+        if self._baseline:
+            try:
+                listing = await self._hub.history.read(self._names, self._baseline)
+            except EtcdRefusedError as error:
+                if error.fault is Fault.REVISION:
+                    return False
+                raise
+            for entry in listing.entries:
+                self._known.setdefault(entry.key, entry.token)
+            self._baseline = 0
+        return True
+
+    def _changes(self, listing: Listing) -> Listing:
+        """Return what of a complete listing the reader does not know yet, deletions included."""
+        present = {entry.key for entry in listing.entries}
+        gone = [Entry(key, None, listing.token) for key in self._known if key not in present]
+        new = [entry for entry in listing.entries if self._known.get(entry.key) != entry.token]
+        entries = sorted(new + gone, key=lambda entry: entry.key)
+        return Listing(tuple(entries), listing.token, complete=False)
 
     async def _wait(self) -> None:
         self._woken = anyio.Event()

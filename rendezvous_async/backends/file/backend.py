@@ -143,6 +143,7 @@ class _FileSession(Session):
             await self._backend._call(beat)
         except RendezvousSessionError:
             self.lost.set()
+            self._backend._sessions.discard(self)
             raise
 
     async def aclose(self) -> None:

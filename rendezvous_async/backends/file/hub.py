@@ -36,11 +36,15 @@ __all__ = ["Hub", "Options"]
 
 logger = logging.getLogger(__name__)
 
-NOTIFIED_CHECK = 1.0
-"""Seconds between checks where the kernel tells of changes, in case it once does not."""
+CALM_CHECK = 1.0
+"""Seconds between checks where nobody watches, or where the kernel tells of changes, in case it once does not."""
 QUICKEST_CHECK = 0.005
 EAGERNESS = 0.1
-"""Where it does not: how long to wait for the next change, as a part of how long ago the last one was."""
+"""Otherwise: how long to wait for the next change, as a part of how long ago the last one was."""
+BREATH = 0.001
+BREATH_PER_SESSION = 0.00005
+MAX_BREATH = 0.01
+"""Seconds between two reads of notices: of many changes at once, by many others, not each need wake everybody."""
 UNFINISHED = 1.0
 """Seconds after which the end of the log that is no whole frame is looked into under the lock."""
 MAX_BATCH = 1024
@@ -89,9 +93,11 @@ class Hub:
         self._observer = Observer()
         self._observed = 0
         self._changed_at = self._check_at = time.monotonic()
+        self._breathe_until = 0.0
         self._unfinished: tuple[int, float] | None = None
         self._inotify: Inotify | None = None
-        self._marks: dict[int, str] = {}
+        self._of_log: int | None = None
+        self._of_sessions: int | None = None
         self._parts: list[Ledger | Lives | PatientLock] = []
         self._thread = threading.Thread(target=self._run, name=f"rendezvous {directory.path}", daemon=True)
 
@@ -108,6 +114,7 @@ class Hub:
         with self._mutex:
             self._watchers.add(names, watcher)
             self._everyone[watcher] = None
+        self.inbox.wake()
 
     def remove_watcher(self, names: Sequence[str], watcher: Call) -> None:
         with self._mutex:
@@ -165,15 +172,13 @@ class Hub:
         directory = self.directory
         lives = Lives(directory.subdirectory("sessions"), directory.mode, is_local=directory.is_local)
         self._parts.append(lives)
-        self._poll = select.poll()
-        self._poll.register(self.inbox.fd, select.POLLIN)
+        self._poll, self._deaf_poll = select.poll(), select.poll()
+        for poll in (self._poll, self._deaf_poll):
+            poll.register(self.inbox.fd, select.POLLIN)
         if self.options.inotify and (inotify := open_inotify()) is not None:
             self._inotify = inotify
             self._poll.register(inotify.fd, select.POLLIN)
-            for name, fd, mask in (("", directory.fd, MODIFY | MOVED_TO), ("sessions", lives.directory, CLOSE_WRITE)):
-                mark = inotify.add(fd, mask)
-                if mark is not None:
-                    self._marks[mark] = name
+            self._of_sessions = inotify.add(lives.directory, CLOSE_WRITE)
         lock = FileLock(open_file("lock", directory.fd, directory.mode))
         self._lock = PatientLock(lock, self.inbox.wake)
         self._parts.append(self._lock)
@@ -186,6 +191,7 @@ class Hub:
         self.failure = why
         self.inbox = Inbox()
         self.inbox.close(why)
+        self._lock.abandon()
         self._close()
         if self._inotify is not None:
             self._inotify.close()
@@ -197,32 +203,68 @@ class Hub:
         self.directory.close()
 
     def _turn(self) -> None:
-        wait = max(0.0, self._check_at - time.monotonic())
-        ready = [fd for fd, _ in self._poll.poll(wait * 1000)]
+        ready = self._wait()
+        self._subscribe()
         free: list[Job] = []
         for job in self.inbox.take():
             (self._to_lock if job.locked else free).append(job)
-        noticed = False
-        dying = []
+        is_noticed, dying = False, set[str]()
         if self._inotify is not None and self._inotify.fd in ready:
-            for mark, name in self._inotify.read():
-                if self._marks.get(mark) == "sessions":
-                    dying.append(name)
-                else:
-                    noticed = noticed or name in ("log", "")
+            is_noticed, dying = self._notices()
         is_fresh = False
-        if self._to_lock and self._lock.get():
+        if self._to_lock and self._get_lock():
             try:
                 is_fresh = self._write()
             finally:
                 self._lock.release()
-        if free or noticed or dying or time.monotonic() >= self._check_at:
+        if free or is_noticed or time.monotonic() >= self._check_at:
             self._read(free, is_fresh=is_fresh)
         if dying:
             looks = {session: self.ledger.lives.look(session) for session in dying}
             self._end({session: look for session, look in looks.items() if look.is_dead})
         self._announce()
         self._outbox.send()
+
+    def _wait(self) -> list[int]:
+        """Wait for jobs, for notices, or for the next check; for a breath after a notice, not for more of them."""
+        now = time.monotonic()
+        until, poll = self._check_at, self._poll
+        if now < self._breathe_until:
+            until, poll = min(until, self._breathe_until), self._deaf_poll
+        return [fd for fd, _ in poll.poll(max(0.0, until - now) * 1000)]
+
+    def _subscribe(self) -> None:
+        """Have the kernel tell of changes to the log as long as somebody watches; others need not be woken."""
+        if self._inotify is None:
+            return
+        if self._everyone and self._of_log is None:
+            self._of_log = self._inotify.add(self.directory.fd, MODIFY | MOVED_TO)
+        elif not self._everyone and self._of_log is not None:
+            self._inotify.remove(self._of_log)
+            self._of_log = None
+
+    def _notices(self) -> tuple[bool, set[str]]:
+        """Return whether the log has changed, and the sessions whose files were closed."""
+        assert self._inotify is not None
+        self._breathe_until = time.monotonic() + min(
+            BREATH + BREATH_PER_SESSION * self.ledger.table.sessions, MAX_BREATH
+        )
+        is_noticed, dying = False, set()
+        for mark, name in self._inotify.read():
+            if mark == self._of_sessions:
+                dying.add(name)
+            else:
+                is_noticed = is_noticed or name in ("log", "")
+        return is_noticed, dying
+
+    def _get_lock(self) -> bool:
+        try:
+            return self._lock.get()
+        except OSError as error:
+            for job in self._to_lock:
+                self._outbox.answer(job, None, explain(self.directory.path, "lock", error))
+            self._to_lock.clear()
+            return False
 
     def _write(self) -> bool:
         """Do the jobs that need the lock, which is held; return whether the table is as new as can be."""
@@ -260,11 +302,12 @@ class Hub:
                 self._outbox.answer(job, None, error)
             return
         self.checked_at = now
-        if self.failure is not None:
+        if self.failure is not None and not self.ledger.unread:
             self.failure = None
             self._wake_everyone()
         for job in jobs:
             self._do(job)
+        self._check_at = min(self._check_at, now + self._interval(now))
         if now >= self._check_at or self.ledger.table.sessions != self._observed:
             self._check(now)
 
@@ -306,8 +349,8 @@ class Hub:
         self._check_at = min(now + self._interval(now), max(again, now + QUICKEST_CHECK))
 
     def _interval(self, now: float) -> float:
-        if self.directory.is_local and "" in self._marks.values():
-            return NOTIFIED_CHECK
+        if not self._everyone or (self._of_log is not None and self.directory.is_local):
+            return CALM_CHECK
         return max(QUICKEST_CHECK, min(EAGERNESS * (now - self._changed_at), self.options.check))
 
     def _end(self, over: dict[str, Look]) -> None:

@@ -94,15 +94,17 @@ class Lives:
             os.unlink(_plain(session), dir_fd=self.directory)
 
     def look(self, session: str) -> Look:
-        """Look at a session's file; a file that is not there looks the same each time."""
+        """Look at a session's file; one that is not there is silent, but one that cannot be read tells nothing."""
         try:
             fd = os.open(_plain(session), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self.directory)
+            try:
+                return Look(os.read(fd, 64), self._is_local and not is_held(fd))
+            finally:
+                os.close(fd)
         except FileNotFoundError:
             return Look(b"")
-        try:
-            return Look(os.read(fd, 64), self._is_local and not is_held(fd))
-        finally:
-            os.close(fd)
+        except OSError:
+            return Look(b"unreadable at %d" % time.monotonic_ns())
 
     def sweep(self, keep: Callable[[str], bool]) -> None:
         """Remove the files of sessions that are not there any more; only under the lock."""

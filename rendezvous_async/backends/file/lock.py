@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import queue
+import select
 import struct
 import sys
 import threading
@@ -23,13 +24,16 @@ HAS_OFD_LOCKS = hasattr(fcntl, "F_OFD_SETLK") and sys.platform == "linux" and sy
 _FLOCK = struct.Struct("@hhqqi4x")
 _DOOR = 0
 _GATE = 1
+_PAUSES = (0.0001, 0.0003, 0.001, 0.003)
+"""Seconds between the first attempts: to hand a wait to a thread costs about as much."""
 
 
 class FileLock:
     """A lock file that one holder at a time has locked, and that everybody gets a turn at.
 
     The system gives a lock that was just released to whoever comes first, and that is often the one who released it.
-    So there is a gate before it: whoever waits for the lock has the gate, and nobody else can come through.
+    That is fast, but can keep others out for long. So there is a gate before the door: whoever waits closes the gate
+    behind it, and those who come later stay outside until it is through.
     """
 
     def __init__(self, fd: int) -> None:
@@ -37,33 +41,22 @@ class FileLock:
         if not HAS_OFD_LOCKS:
             fd, self._between_threads = _share(fd)
         self._fd = fd
-        self._has_gate = False
 
     def acquire(self, *, wait: bool) -> bool:
-        """Take the lock; without ``wait``, return False if another has it, possibly with the gate in hand.
-
-        It is for one thread at a time. After False, ``acquire`` with ``wait`` or ``close`` must follow.
-        """
-        if self._between_threads is not None and not self._has_gate and not self._between_threads.acquire(wait):
+        """Take the lock; without ``wait``, return False if another has it, or waits for it."""
+        if self._between_threads is not None and not self._between_threads.acquire(wait):
             return False
+        taken = False
         try:
-            if not self._has_gate:
-                self._has_gate = _lock(self._fd, _GATE, wait=wait)
-            if not self._has_gate:
-                if self._between_threads is not None:
-                    self._between_threads.release()
-                return False
-            if not _lock(self._fd, _DOOR, wait=wait):
-                return False
-        except OSError:
-            self._has_gate = False
-            _unlock(self._fd, _GATE)
-            if self._between_threads is not None:
+            if _lock(self._fd, _GATE, wait=wait, kind=fcntl.F_WRLCK if wait else fcntl.F_RDLCK):
+                try:
+                    taken = _lock(self._fd, _DOOR, wait=wait)
+                finally:
+                    _unlock(self._fd, _GATE)
+        finally:
+            if not taken and self._between_threads is not None:
                 self._between_threads.release()
-            raise
-        self._has_gate = False
-        _unlock(self._fd, _GATE)
-        return True
+        return taken
 
     def release(self) -> None:
         _unlock(self._fd, _DOOR)
@@ -77,7 +70,7 @@ class FileLock:
 
 
 class PatientLock:
-    """A lock that is asked for, never waited for: a thread of its own waits, started when it is first needed.
+    """A lock that is asked for, and waited for only an instant: then a thread of its own waits, started when needed.
 
     Args:
         lock: Closed together with this.
@@ -105,8 +98,10 @@ class PatientLock:
                 if granted:
                     self._is_asked = self._is_granted = False
                 return granted
-        if self._lock.acquire(wait=False):
-            return True
+        for pause in _PAUSES:
+            if self._lock.acquire(wait=False):
+                return True
+            select.select((), (), (), pause)
         if self._wanted is None:
             self._wanted = queue.SimpleQueue()
             threading.Thread(target=self._wait, args=(self._wanted,), name="rendezvous lock", daemon=True).start()
@@ -123,10 +118,17 @@ class PatientLock:
             if self._is_closed:
                 return
             self._is_closed = True
+            if self._is_granted:
+                self._lock.release()
             if not self._is_asked or self._is_granted:
                 self._lock.close()
         if self._wanted is not None:
             self._wanted.put(False)
+
+    def abandon(self) -> None:
+        """Let go of the lock file in a forked child, where the thread is not, whatever it was doing."""
+        self._mutex = threading.Lock()
+        self._lock.close()
 
     def _wait(self, wanted: queue.SimpleQueue[bool]) -> None:
         while wanted.get():
@@ -164,7 +166,8 @@ def _lock(fd: int, byte: int, *, wait: bool, kind: int = fcntl.F_WRLCK) -> bool:
             command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
             fcntl.fcntl(fd, command, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
         else:
-            fcntl.lockf(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, byte)
+            how = fcntl.LOCK_SH if kind == fcntl.F_RDLCK else fcntl.LOCK_EX
+            fcntl.lockf(fd, how | (0 if wait else fcntl.LOCK_NB), 1, byte)
     except (BlockingIOError, PermissionError):  # POSIX allows either for "another has it"
         if wait:
             raise

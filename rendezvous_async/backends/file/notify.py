@@ -32,6 +32,10 @@ class Inotify:
         mark = self._libc.inotify_add_watch(self.fd, f"/proc/self/fd/{directory}".encode(), ctypes.c_uint32(mask))
         return None if mark < 0 else int(mark)
 
+    def remove(self, mark: int) -> None:
+        """Watch that directory no more."""
+        self._libc.inotify_rm_watch(self.fd, mark)
+
     def read(self) -> list[tuple[int, str]]:
         """Return what happened, as (mark, file name); never waits."""
         try:

@@ -144,15 +144,16 @@ class Channel:
         if self._timer is not None:
             self._timer.cancel()
         link, self.link = self.link, None
-        if link is not None:
-            link.send(wire.Goodbye())
-            link.close()
-            await asyncio.wait((link.lost,), timeout=_CLOSE_SECONDS)
-            link.abort()
-            await asyncio.wait((link.lost,), timeout=_CLOSE_SECONDS)
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait((self._task,))
+        with anyio.CancelScope(shield=True):  # it is short, and half of it would leave a task or a socket behind
+            if link is not None:
+                link.send(wire.Goodbye())
+                link.close()
+                await asyncio.wait((link.lost,), timeout=_CLOSE_SECONDS)
+                link.abort()
+                await asyncio.wait((link.lost,), timeout=_CLOSE_SECONDS)
+            if self._task is not None:
+                self._task.cancel()
+                await asyncio.wait((self._task,))
 
     # Calls
 
@@ -264,10 +265,10 @@ class Channel:
             except DialError as error:
                 failure = error
                 if error.definite:
-                    self._reject(str(error))
+                    self._reject(str(error), error.final)
             except Exception as error:
                 logger.exception("connecting to %s failed in an unforeseen way", self.dialer)
-                self._reject(f"cannot connect to {self.dialer}: {error!r}")
+                self._reject(f"cannot connect to {self.dialer}: {error!r}", final=False)
             else:
                 failure = None
                 await self._use(link)
@@ -296,7 +297,7 @@ class Channel:
         for follower in tuple(self._follow_ids):
             follower.wake()
         if isinstance(link.why, RefusedError):
-            self._reject(str(link.why))
+            self._reject(str(link.why), link.why.final)
 
     def _resume(self, link: Link, epoch: str) -> None:
         """Go on, on a new connection, with everything that was under way; sessions first, since calls may need them."""
@@ -344,9 +345,10 @@ class Channel:
         if self.closed:
             raise closed_error("tcp")
 
-    def _reject(self, message: str) -> None:
+    def _reject(self, message: str, final: bool) -> None:
         lines = self.dialer.attempts.lines()
-        self._fail_all(lambda: RendezvousConnectionError(f"cannot use the server at {self.dialer}: {message}", lines))
+        text = f"cannot use the server at tcp://{self.dialer}: {message}"
+        self._fail_all(lambda: RendezvousConnectionError(text, lines, final=final))
 
     def _fail_all(self, make_error: Callable[[], Exception]) -> None:
         for call in tuple(self._calls.values()):

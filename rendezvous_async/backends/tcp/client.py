@@ -88,9 +88,11 @@ class TcpBackend(Backend):
         await self._call(id, wire.EndSession(id, session), wire.Done)
 
     async def aclose(self) -> None:
-        await self._channel.aclose()
-        if self.host is not None:
-            await self.host.aclose()
+        try:
+            await self._channel.aclose()
+        finally:
+            if self.host is not None:
+                await self.host.aclose()
 
     async def _get(self, key: str) -> Entry | None:
         id = self._channel.next_id()

@@ -143,6 +143,7 @@ class Connection(asyncio.Protocol):
         """Say why, and end the connection."""
         if self._closing:
             return
+        self.flush()
         self._closing = True
         if self._transport is not None:
             self._transport.write(wire.frame(wire.Refused(code, message)))
@@ -200,7 +201,7 @@ class Connection(asyncio.Protocol):
 
     def flush(self) -> None:
         """Send what waits to be sent, or have it held until it may be."""
-        if not self._out or self._transport is None:
+        if not self._out or self._transport is None or self._closing:
             return
         journal = self.server.journal
         if journal is None or journal.idle:
@@ -249,7 +250,6 @@ class Connection(asyncio.Protocol):
                 if len(self._out) > _SLOW_READER:
                     self.flush()
         except wire.FrameError as error:
-            self.flush()
             self.refuse(wire.REFUSED_PROTOCOL, str(error))
         self.flush()
         self.server.settle_soon()

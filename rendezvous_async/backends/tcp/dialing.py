@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 import ssl
 from collections import OrderedDict
 from collections.abc import Callable
 
 import anyio
 
-from rendezvous_async.backends.tcp.addresses import Address, resolve
+from rendezvous_async.backends.tcp.addresses import Address, open_socket, resolve
 from rendezvous_async.backends.tcp.link import Link, RefusedError, describe
 from rendezvous_async.settings import format_address
 
@@ -47,12 +46,14 @@ class DialError(Exception):
     """No address gave a connection.
 
     Attributes:
-        definite: To try again does not help.
+        definite: The callers must be told, though the next attempt may end otherwise.
+        final: To try again does not help.
         refused: Nobody listens there, as far as was seen.
     """
 
-    def __init__(self, message: str, *, definite: bool = False, refused: bool = False) -> None:
-        self.definite = definite
+    def __init__(self, message: str, *, definite: bool = False, final: bool = False, refused: bool = False) -> None:
+        self.definite = definite or final
+        self.final = final
         self.refused = refused
         super().__init__(message)
 
@@ -109,23 +110,24 @@ class Dialer:
             self.attempts.add(text)
             raise DialError(text) from None
         addresses.sort(key=lambda address: address != self._last_good)
-        definite = False
+        definite = final = False
         refused = bool(addresses)
         for address in addresses:
             try:
                 link = await self._try(address, make_link)
             except (OSError, TimeoutError) as error:
                 self.attempts.add(f"{address}: {describe(error)}")
-                definite = definite or isinstance(error, RefusedError | ssl.SSLError)
+                definite = definite or isinstance(error, RefusedError)
+                final = final or isinstance(error, ssl.SSLError) or (isinstance(error, RefusedError) and error.final)
                 refused = refused and isinstance(error, ConnectionRefusedError)
             else:
                 self._last_good = address
                 return link
-        raise DialError(f"{self} cannot be reached", definite=definite, refused=refused)
+        raise DialError(f"{self} cannot be reached", definite=definite, final=final, refused=refused)
 
     async def _try(self, address: Address, make_link: Callable[[], Link]) -> Link:
         loop = asyncio.get_running_loop()
-        sock = socket.socket(address.family, socket.SOCK_STREAM)
+        sock = open_socket(address)
         link = make_link()
         try:
             with anyio.fail_after(ATTEMPT_SECONDS):

@@ -92,13 +92,16 @@ class Host:
             self._give_up(f"this process must host (is_host=true), but {reason}")
 
     async def aclose(self) -> None:
-        """Stop the server, after the sessions of others have ended or ``linger`` seconds."""
+        """Stop the server, after the sessions of others have ended or ``linger`` seconds; if cancelled, at once."""
         server, self.server = self.server, None
         if server is None:
             return
-        with anyio.move_on_after(self.linger):
-            await server.without_sessions()
-        await server.aclose()
+        try:
+            with anyio.move_on_after(self.linger):
+                await server.without_sessions()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await server.aclose()
 
     async def _try(self) -> str | None:
         """Host, or say why not."""
@@ -146,4 +149,4 @@ class Host:
 
     def _give_up(self, message: str) -> NoReturn:
         self._dialer.attempts.add(f"{self._dialer}: {message}")
-        raise DialError(message, definite=True)
+        raise DialError(message, final=True)

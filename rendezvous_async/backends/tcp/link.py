@@ -6,6 +6,7 @@ It knows nothing of calls, sessions or watches; ``channel.py`` gives it what to 
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Callable
 from typing import Final
@@ -15,13 +16,20 @@ from rendezvous_async.backends.tcp.auth import Secret, prove, verify
 
 __all__ = ["Link", "RefusedError"]
 
-_DEFINITE: Final = frozenset(
-    {wire.REFUSED_VERSION, wire.REFUSED_SECRET, wire.REFUSED_LIMIT, wire.REFUSED_PROTOCOL, wire.REFUSED_STORAGE}
-)
+_FINAL: Final = frozenset({wire.REFUSED_VERSION, wire.REFUSED_SECRET, wire.REFUSED_PROTOCOL})
+_FOR_NOW: Final = frozenset({wire.REFUSED_LIMIT, wire.REFUSED_STORAGE})
 
 
 class RefusedError(ConnectionError):
-    """The other side will not talk to us, and to ask again does not help."""
+    """The other side will not talk to us.
+
+    Attributes:
+        final: To ask again later does not help either.
+    """
+
+    def __init__(self, message: str, *, final: bool = True) -> None:
+        self.final = final
+        super().__init__(message)
 
 
 class Link(asyncio.Protocol):
@@ -52,6 +60,7 @@ class Link(asyncio.Protocol):
         self._frames = wire.FrameDecoder(wire.HANDSHAKE_FRAME)
         self._out = bytearray()
         self._scheduled = False
+        self._is_encrypted = False
         self._transport: asyncio.Transport | None = None
 
     def __repr__(self) -> str:
@@ -89,6 +98,7 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._is_encrypted = transport.get_extra_info("ssl_object") is not None
         transport.write(self._hello)
 
     def data_received(self, data: bytes) -> None:
@@ -115,17 +125,25 @@ class Link(asyncio.Protocol):
         if isinstance(error, ssl.SSLError):
             self.why = self.why or RefusedError(f"TLS failed: {describe(error)}")
         if not self.welcomed.done():
-            silent = ConnectionError("closed the connection without a word (does it expect TLS?)")
-            self.welcomed.set_exception(self.why or error or silent)
+            self.welcomed.set_exception(self.why or error or self._silence())
             self.welcomed.exception()  # whoever dialled may have given up already
         if not self.lost.done():
             self.lost.set_result(None)
 
+    def _silence(self) -> Exception:
+        """What it probably means that the server closed the connection and said nothing."""
+        if self._is_encrypted:
+            return RefusedError("closed the connection right after the TLS handshake (does it demand a certificate?)")
+        return ConnectionError("closed the connection without a word (does it expect TLS?)")
+
     # The handshake.
 
     def _refused(self, refused: wire.Refused) -> None:
-        kind = RefusedError if refused.code in _DEFINITE else ConnectionError
-        self.abort(kind(f"refused: {refused.message}"))
+        text = f"refused: {refused.message}"
+        if refused.code in _FINAL | _FOR_NOW:
+            self.abort(RefusedError(text, final=refused.code in _FINAL))
+        else:
+            self.abort(ConnectionError(text))
 
     def _greeted(self, message: wire.Challenge | wire.Welcome | wire.Answer, body: bytes) -> None:
         match message:
@@ -164,6 +182,8 @@ def describe(error: BaseException) -> str:
         return error.reason or str(error)
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer in time"
-    if isinstance(error, OSError) and error.strerror:
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    if isinstance(error, OSError) and error.strerror:  # of the resolver, which counts its errors by itself
         return error.strerror.lower()
     return str(error) or type(error).__name__

@@ -97,6 +97,11 @@ class TcpServer:
     def __repr__(self) -> str:
         return f"<TcpServer {self.endpoint} connections={len(self._connections)} {self.table!r}>"
 
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._connections)
+
     async def start(self, sockets: Iterable[socket.socket], tls: ssl.SSLContext | None = None) -> None:
         """Serve on sockets that listen already."""
         loop = asyncio.get_running_loop()

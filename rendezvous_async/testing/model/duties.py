@@ -52,19 +52,17 @@ class Duties:
         """Yield what the coordinator at ``node`` may do: what, whether it is free, and the state after it."""
         if duty.post == PAST and duty.stage != FORM:
             yield "hears that it has lost the post", True, _with(state, node, None)
-        match duty.stage:
-            case stage if stage == READ_SEATS:
-                yield "reads the seats", True, _with(state, node, self.read_seats(state, duty))
-            case stage if stage == READ_ROSTER:
-                yield "reads the roster", True, _with(state, node, self.read_roster(state, duty))
-            case stage if stage in (CLEAN, CLEAR):
-                then = READ_ROSTER if duty.stage == CLEAN else WORK
-                after = replace(duty, stage=then, extra=())
-                yield from self._commit(state, node, duty, self._protocol.clean_up(duty), after, after)
-            case stage if stage == WORK:
-                yield from self._work(state, node, duty)
-            case _:
-                yield from self._form(state, node, duty)
+        if duty.stage == READ_SEATS:
+            yield "reads the seats", True, _with(state, node, self.read_seats(state, duty))
+        elif duty.stage == READ_ROSTER:
+            yield "reads the roster", True, _with(state, node, self.read_roster(state, duty))
+        elif duty.stage in (CLEAN, CLEAR):
+            after = replace(duty, stage=READ_ROSTER if duty.stage == CLEAN else WORK, extra=())
+            yield from self._commit(state, node, duty, self._protocol.clean_up(duty), after, after)
+        elif duty.stage == WORK:
+            yield from self._work(state, node, duty)
+        else:
+            yield from self._form(state, node, duty)
 
     def read_seats(self, state: State, duty: Duty) -> Duty:
         """Return the duty once it has read the seats, after the head."""

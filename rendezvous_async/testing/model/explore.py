@@ -82,6 +82,8 @@ def explore(config: Config, protocol: type[Protocol] = Protocol, duties: type[Du
 
 
 class _Exploration:
+    """One walk through everything; states are numbered as they are found."""
+
     def __init__(self, protocol: Protocol, moves: Moves) -> None:
         self._config = protocol.config
         self._protocol = protocol

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import pytest
 
 from rendezvous_async.backends import Backend, open_backend
-from rendezvous_async.backends.base import Condition, Delete, Put
+from rendezvous_async.backends.base import Condition, Delete, Put, Token
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousSessionError
 from rendezvous_async.testing.etcd import EtcdCluster
 from tests.backends.etcd.relay import Relay, relay_to
@@ -93,65 +95,61 @@ async def test_it_is_recognised_even_if_it_was_overwritten_meanwhile(etcd: EtcdC
         await other.commit(Delete(""))
 
 
+class TwoWays:
+    """A client with two ways to one etcd, of which it uses the slow one, and another client to look on."""
+
+    def __init__(self, slow: Relay, backend: Backend, other: Backend) -> None:
+        self.slow = slow
+        self.backend = backend
+        self.other = other
+
+    async def expect_nothing_after(self, token: Token) -> None:
+        """Let the copy that was held arrive, and make sure that it changes nothing."""
+        self.slow.release()
+        async with relayed(self.slow, self.other.run_id) as witness:
+            await witness.get("a")
+        with anyio.move_on_after(0.3):
+            async with self.other.watch("", after=token) as watch:
+                async for listing in watch:
+                    raise AssertionError(f"a late copy was applied: {listing}")
+
+
+@asynccontextmanager
+async def two_ways(etcd: EtcdCluster, run_id: str) -> AsyncIterator[TwoWays]:
+    port = etcd.members[0].client_port
+    async with open_backend(etcd.endpoint, run_id=run_id) as other, relay_to(port) as slow, relay_to(port) as fast:
+        fast.refuse()
+        endpoint = f"etcd://{slow.address},{fast.address}"
+        async with open_backend(endpoint, run_id=run_id, call_timeout=CALL) as backend:
+            await backend.commit(Put("warm", b""))
+            await fast.open()
+            yield TwoWays(slow, backend, other)
+            await other.commit(Delete(""))
+
+
 @pytest.mark.parametrize("conditional", [False, True])
 async def test_a_copy_that_arrives_late_changes_nothing(etcd: EtcdCluster, conditional: bool) -> None:
     """What a frozen member does when it wakes up: it hands on a request that was answered elsewhere long ago."""
-    async with (
-        open_backend(etcd.endpoint, run_id="late copy") as other,
-        relay_to(etcd.members[0].client_port) as slow,
-        relay_to(etcd.members[0].client_port) as fast,
-    ):
-        fast.refuse()
-        endpoint = f"etcd://{slow.address},{fast.address}"
-        async with open_backend(endpoint, run_id="late copy", call_timeout=CALL) as backend:
-            await backend.commit(Put("warm", b""))
-            await fast.open()
-            slow.hold_requests = True
+    async with two_ways(etcd, "late copy") as ways:
+        ways.slow.hold_requests = True
+        with anyio.fail_after(10):
             when = [Condition("a", None)] if conditional else []
-            with anyio.fail_after(10):
-                first = await backend.commit(Put("a", b"first"), when=when)
-            assert first.won
-            assert slow.requested.is_set()
-            second = await other.commit(Delete("a") if conditional else Put("a", b"second"))
-            before = etcd.revision()
-            slow.release()
-            # The late copy is on a connection that etcd serves in order: a call over it comes after.
-            async with relayed(slow, "late copy") as witness:
-                await witness.get("a")
-            with anyio.move_on_after(0.3):
-                async with other.watch("", after=second.token) as watch:
-                    async for listing in watch:
-                        raise AssertionError(f"a late copy was applied: {listing}")
-            assert etcd.revision() == before
-            await other.commit(Delete(""))
+            assert (await ways.backend.commit(Put("a", b"first"), when=when)).won
+        assert ways.slow.requested.is_set()
+        second = await ways.other.commit(Delete("a") if conditional else Put("a", b"second"))
+        await ways.expect_nothing_after(second.token)
 
 
 async def test_a_commit_that_lost_after_a_missing_answer_cannot_win_later(etcd: EtcdCluster) -> None:
-    async with (
-        open_backend(etcd.endpoint, run_id="void") as other,
-        relay_to(etcd.members[0].client_port) as slow,
-        relay_to(etcd.members[0].client_port) as fast,
-    ):
-        fast.refuse()
-        endpoint = f"etcd://{slow.address},{fast.address}"
-        async with open_backend(endpoint, run_id="void", call_timeout=CALL) as backend:
-            await backend.commit(Put("warm", b""))
-            blocker = await other.commit(Put("a", b"other"))
-            await fast.open()
-            slow.hold_requests = True
-            with anyio.fail_after(10):
-                lost = await backend.commit(Put("a", b"mine"), when=[Condition("a", None)])
-            assert not lost.won
-            assert [entry.token for entry in lost.entries] == [blocker.token]
-            gone = await other.commit(Delete("a"))  # now the condition of the late copy holds
-            slow.release()
-            async with relayed(slow, "void") as witness:
-                await witness.get("a")
-            with anyio.move_on_after(0.3):
-                async with other.watch("a", after=gone.token) as watch:
-                    async for listing in watch:
-                        raise AssertionError(f"a commit that had lost was applied later: {listing}")
-            await other.commit(Delete(""))
+    async with two_ways(etcd, "void") as ways:
+        blocker = await ways.other.commit(Put("a", b"other"))
+        ways.slow.hold_requests = True
+        with anyio.fail_after(10):
+            lost = await ways.backend.commit(Put("a", b"mine"), when=[Condition("a", None)])
+        assert not lost.won
+        assert [entry.token for entry in lost.entries] == [blocker.token]
+        gone = await ways.other.commit(Delete("a"))  # now the condition of the late copy holds
+        await ways.expect_nothing_after(gone.token)
 
 
 async def test_markers_are_few_and_go_with_the_backend(etcd: EtcdCluster) -> None:

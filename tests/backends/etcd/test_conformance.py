@@ -10,7 +10,6 @@ from rendezvous_async.testing.conformance import Check
 from rendezvous_async.testing.etcd import EtcdCluster
 
 MOST_TELLING = {  # of the cluster; the rest is the same code against the same protocol
-    "reads_see_every_acknowledged_commit",
     "concurrent_increments_add_up",
     "nobody_sees_half_a_commit",
     "the_limits_are_what_they_say",

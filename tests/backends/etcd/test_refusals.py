@@ -21,7 +21,7 @@ from rendezvous_async.backends.base import Put
 from rendezvous_async.errors import RendezvousConnectionError
 from rendezvous_async.testing.etcd import EtcdCluster, start_etcd
 
-TIMEOUT = 1.0
+TIMEOUT = 0.7
 
 
 async def refusal(endpoint: str, **options: object) -> str:
@@ -91,27 +91,29 @@ class OldEtcd(rpc.Maintenance):  # type: ignore[misc]
         return rpc.StatusResponse(version="3.2.32")
 
 
-async def test_a_server_that_is_too_old() -> None:
+@asynccontextmanager
+async def grpc_server(*servicers: rpc.Maintenance) -> AsyncIterator[str]:
     server = grpc.aio.server()
-    add_MaintenanceServicer_to_server(OldEtcd(), server)
+    for servicer in servicers:
+        add_MaintenanceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        text = await refusal(f"etcd://127.0.0.1:{port}")
+        yield f"127.0.0.1:{port}"
     finally:
         await server.stop(None)
-    assert text == f"etcd at 127.0.0.1:{port} is version 3.2.32; 3.4 or newer is needed"
+
+
+async def test_a_server_that_is_too_old() -> None:
+    async with grpc_server(OldEtcd()) as address:
+        text = await refusal(f"etcd://{address}")
+    assert text == f"etcd at {address} is version 3.2.32; 3.4 or newer is needed"
 
 
 async def test_a_grpc_server_that_is_no_etcd() -> None:
-    server = grpc.aio.server()
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        text = await refusal(f"etcd://127.0.0.1:{port}")
-    finally:
-        await server.stop(None)
-    assert f"etcd at 127.0.0.1:{port} refused Status: the server does not know etcd's v3 API" in text
+    async with grpc_server() as address:
+        text = await refusal(f"etcd://{address}")
+    assert f"etcd at {address} refused Status: the server does not know etcd's v3 API" in text
 
 
 class Certificates:

@@ -126,7 +126,7 @@ async def small_disk(path: Path) -> AsyncIterator[None]:
     """A file system of its own at ``path``, with 256 KiB."""
     if not IS_ROOT:
         pytest.skip("only root can mount a disk")
-    path.mkdir(mode=0o700)
+    os.mkdir(path, 0o700)
     command = ["mount", "-t", "tmpfs", "-o", "size=256k,mode=0700", "tmpfs", str(path)]
     mounted = await anyio.run_process(command, check=False)
     if mounted.returncode:

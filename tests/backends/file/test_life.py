@@ -110,8 +110,9 @@ def test_a_file_shows_its_owner_and_its_death(tmp_path: Path) -> None:
     theirs.sweep(lambda session: session == "e.2")
     assert os.listdir(tmp_path / "shared" / "sessions") == ["e.2"]
     for session in ("../log", "", ".", "a/b"):
+        assert theirs.look(session) != theirs.look(session), "what cannot be read never counts as silent"
         with pytest.raises(OSError, match="not a plain name"):
-            theirs.look(session)
+            theirs.create(session)
     mine.close()
     theirs.close()
     directory.close()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import signal
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -96,11 +97,11 @@ async def hammer(path: Path, processes: int, commits: int, **options: Any) -> No
 
 
 async def test_sixteen_processes_make_one_history(tmp_path: Path) -> None:
-    await hammer(tmp_path / "shared", 16, 20)
+    await hammer(tmp_path / "shared", 16, 10)
 
 
 async def test_processes_without_notices_make_one_history(tmp_path: Path) -> None:
-    await hammer(tmp_path / "shared", 4, 25, inotify=False, fsync=False)
+    await hammer(tmp_path / "shared", 4, 20, inotify=False, fsync=False)
 
 
 async def run_kits(path: Path, processes: int) -> None:
@@ -204,36 +205,39 @@ async def test_wall_clocks_an_hour_apart_make_no_difference(tmp_path: Path, inot
             await worker.until("ended")
 
 
+@asynccontextmanager
+async def living(path: Path, ttl: float) -> AsyncIterator[tuple[Process, Watch, dict[str, bytes]]]:
+    """A process with a session, as a watch here shows it."""
+    async with (
+        started("live", path=str(path), ttl=ttl, ahead=0, options={}) as worker,
+        open_backend(f"file://{path}", run_id="live") as backend,
+        backend.watch("node/") as watch,
+    ):
+        view: dict[str, bytes] = {}
+        await show(watch, view, lambda view: len(view) == 1)
+        yield worker, watch, view
+
+
 async def test_a_stopped_owner_finds_itself_out(tmp_path: Path) -> None:
-    path = tmp_path / "shared"
-    async with started("live", path=str(path), ttl=1.0, ahead=0, options={}) as worker:
-        await worker.until("ready")
-        async with open_backend(f"file://{path}", run_id="live") as backend, backend.watch("node/") as watch:
-            view: dict[str, bytes] = {}
-            await show(watch, view, lambda view: len(view) == 1)
-            worker.send(signal.SIGSTOP)
-            await show(watch, view, lambda view: not view)
-            worker.send(signal.SIGCONT)
-            assert await worker.until("refused") == ["refused", "RendezvousSessionError"]
-            worker.tell()
-            await worker.until("ended")
+    async with living(tmp_path / "shared", 1.0) as (worker, watch, view):
+        worker.send(signal.SIGSTOP)
+        await show(watch, view, lambda view: not view)
+        worker.send(signal.SIGCONT)
+        assert await worker.until("refused") == ["refused", "RendezvousSessionError"]
+        worker.tell()
+        await worker.until("ended")
 
 
 async def test_a_killed_owner_is_known_long_before_its_ttl(tmp_path: Path) -> None:
-    path = tmp_path / "shared"
-    async with started("live", path=str(path), ttl=600.0, ahead=0, options={}) as worker:
-        await worker.until("ready")
-        async with open_backend(f"file://{path}", run_id="live") as backend, backend.watch("node/") as watch:
-            view: dict[str, bytes] = {}
-            await show(watch, view, lambda view: len(view) == 1)
-            worker.send(signal.SIGKILL)
-            await show(watch, view, lambda view: not view)
+    async with living(tmp_path / "shared", 600.0) as (worker, watch, view):
+        worker.send(signal.SIGKILL)
+        await show(watch, view, lambda view: not view)
 
 
 async def test_a_stopped_process_with_the_lock_holds_up_writes_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "shared"
-    async with open_backend(f"file://{path}", run_id="held", timeout=0.5) as backend:
-        session = await backend.open_session(1.0)
+    async with open_backend(f"file://{path}", run_id="held", timeout=1.0) as backend:
+        session = await backend.open_session(60)
         async with started("hold_lock", path=str(path)) as worker:
             await worker.until("held")
             worker.send(signal.SIGSTOP)
@@ -283,3 +287,25 @@ async def test_a_file_that_cannot_grow_loses_nothing(tmp_path: Path) -> None:
         assert await worker.until("goes on") == ["goes on", kept]
         await worker.rest()
         assert worker.process.returncode == 0
+
+
+@pytest.mark.parametrize("size", [8, pytest.param(64, marks=pytest.mark.slow)])
+async def test_processes_form_a_world(tmp_path: Path, size: int) -> None:
+    async with AsyncExitStack() as stack:
+        workers = [
+            await stack.enter_async_context(started("join", path=str(tmp_path / "shared"), size=size, options={}))
+            for _ in range(size)
+        ]
+        await everyone(workers, "ready")
+        for worker in workers:
+            worker.tell()
+        await everyone(workers, "joined")
+        worlds = [worker.said[-1] for worker in workers]
+        assert {(world[3], world[5], world[6]) for world in worlds} == {(1, size, worlds[0][6])}
+        assert sorted(world[4] for world in worlds) == list(range(size))
+        for worker in workers:
+            worker.tell()
+        async with anyio.create_task_group() as group:
+            for worker in workers:
+                group.start_soon(worker.rest)
+        assert [worker.process.returncode for worker in workers] == [0] * size

@@ -16,6 +16,7 @@ from typing import Any
 
 import anyio
 
+from rendezvous_async import Timeouts, connect
 from rendezvous_async.backends import Backend, open_backend
 from rendezvous_async.backends.base import Condition, Put, Session
 from rendezvous_async.backends.file.directory import Directory, open_file
@@ -180,8 +181,21 @@ async def fill(backend: Backend) -> tuple[int, RendezvousError]:
         kept += 1
 
 
+async def join(path: str, size: int, options: dict[str, Any]) -> None:
+    """Form a world with others; say the rank, and go when told."""
+    timeouts = Timeouts(join=100, last_call=100)
+    async with connect(f"file://{path}", run_id="world", nodes=size, timeouts=timeouts, **options) as rendezvous:
+        say("ready")
+        await hear()
+        began = time.monotonic()
+        world = await rendezvous.join()
+        say("joined", began, time.monotonic(), world.round, world.rank, world.size, str(world.token))
+        await hear()
+        await rendezvous.leave()
+
+
 ROLES: dict[str, Callable[..., Awaitable[None]]] = {
-    role.__name__: role for role in (kit, increment, commit, live, hold_lock, put_until_full)
+    role.__name__: role for role in (kit, increment, commit, live, hold_lock, put_until_full, join)
 }
 
 if __name__ == "__main__":

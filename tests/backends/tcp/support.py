@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import anyio
 import trustme
@@ -39,11 +39,16 @@ class Certificates:
         return {"tls_ca": self.ca, "tls_cert": self.cert}
 
 
-@asynccontextmanager
-async def connected(endpoint: str, run_id: str = "run", **options: object) -> AsyncIterator[TcpBackend]:
-    """A client that never hosts."""
+async def connect(endpoint: str, run_id: str = "run", **options: Any) -> TcpBackend:
+    """Open a client that hosts only if it is asked to; the caller closes it."""
     where = parse_endpoint(endpoint)
-    backend = await open_tcp(where, run_id, **{"is_host": False, "connect_timeout": 10, **where.options, **options})
+    return await open_tcp(where, run_id, **{"is_host": False, "connect_timeout": 10, **where.options, **options})
+
+
+@asynccontextmanager
+async def connected(endpoint: str, run_id: str = "run", **options: Any) -> AsyncIterator[TcpBackend]:
+    """A client for as long as the block runs."""
+    backend = await connect(endpoint, run_id, **options)
     try:
         yield backend
     finally:
@@ -51,16 +56,15 @@ async def connected(endpoint: str, run_id: str = "run", **options: object) -> As
             await backend.aclose()
 
 
-class ServerProcess:
-    """A server in a process of its own, that can be killed and started again on the same port."""
+class Process:
+    """Python code in a process of its own, spoken to by lines."""
 
-    def __init__(self, data_dir: Path | None = None, **options: object) -> None:
-        self.port = free_port()
-        self.endpoint = f"tcp://127.0.0.1:{self.port}"
-        self._options = dict(options, data_dir=None if data_dir is None else str(data_dir))
+    def __init__(self, code: str, *arguments: str) -> None:
+        self._code = code
+        self._arguments = arguments
         self._process: asyncio.subprocess.Process | None = None
 
-    async def __aenter__(self) -> ServerProcess:
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 
@@ -68,40 +72,69 @@ class ServerProcess:
         with anyio.CancelScope(shield=True):
             await self.kill()
 
-    @property
-    def pid(self) -> int:
+    async def start(self) -> None:
+        """Start it."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            self._code,
+            *self._arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+
+    async def read(self, seconds: float = 20.0) -> str:
+        """Return the next line that it prints; empty if it has ended."""
         assert self._process is not None
-        return self._process.pid
+        assert self._process.stdout is not None
+        with anyio.fail_after(seconds):
+            return (await self._process.stdout.readline()).decode().strip()
+
+    def write(self, line: str) -> None:
+        """Send it a line."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n".encode())
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        assert self._process is not None
+        os.kill(self._process.pid, number)
+
+    async def kill(self) -> None:
+        """End it with SIGKILL, and wait for that."""
+        if self._process is not None:
+            process, self._process = self._process, None
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.communicate()
+
+
+class ServerProcess(Process):
+    """A server in a process of its own, that can be killed and started again on the same port."""
+
+    CODE = """
+import asyncio, json, resource, sys
+from rendezvous_async.backends.tcp import serve
+async def main(port, options, file_size):
+    if file_size:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
+    async with serve("127.0.0.1", port, **options):
+        print("ready", flush=True)
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+asyncio.run(main(*json.loads(sys.argv[1])))
+"""
+
+    def __init__(self, data_dir: Path | None = None, *, file_size: int = 0, **options: Any) -> None:
+        port = free_port()
+        self.endpoint = f"tcp://127.0.0.1:{port}"
+        options["data_dir"] = None if data_dir is None else str(data_dir)
+        super().__init__(self.CODE, json.dumps((port, options, file_size)))
 
     async def start(self) -> None:
         """Start it, and return when it serves."""
-        code = (
-            "import asyncio, sys\n"
-            "from rendezvous_async.backends.tcp import serve\n"
-            "async def main():\n"
-            f"    async with serve('127.0.0.1', {self.port}, **{self._options!r}):\n"
-            "        print('ready', flush=True)\n"
-            "        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)\n"
-            "asyncio.run(main())\n"
-        )
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", code, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-        )
-        assert self._process.stdout is not None
-        line = await self._process.stdout.readline()
-        assert line == b"ready\n", "the server process did not start"
-
-    async def kill(self) -> None:
-        """End it with SIGKILL."""
-        if self._process is None:
-            return
-        process, self._process = self._process, None
-        os.kill(process.pid, signal.SIGKILL)
-        await process.wait()
-        assert process.stdin is not None
-        process.stdin.close()
-        # Its pipes close in a later turn of the loop.
-        await process.communicate()
+        await super().start()
+        assert await self.read() == "ready", "the server process did not start"
 
 
 class RawClient:
@@ -145,6 +178,13 @@ class RawClient:
         welcome = await self.read()
         assert isinstance(welcome, wire.Welcome), welcome
         return welcome
+
+
+async def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait for something that nobody announces."""
+    with anyio.fail_after(seconds):
+        while not condition():  # noqa: ASYNC110
+            await anyio.sleep(0.005)
 
 
 def through_proxy(server: TcpServer | ServerProcess) -> Proxy:

@@ -1,0 +1,158 @@
+"""How fast the etcd backend is, next to bare gRPC stubs against the same etcd in the same run.
+
+    python -m tests.benchmarks.bench_etcd [--repeat 5] [--commits 3000]
+
+One JSON line for each figure: the median of all repeats for ours and for the bare stubs, and what etcd counted.
+Needs an etcd (see rendezvous_async.testing.etcd); data on disk, fsync on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Coroutine
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import anyio
+from aetcd import rpc
+
+from rendezvous_async.backends import Backend, open_backend
+from rendezvous_async.backends.base import Condition, Put
+from rendezvous_async.testing.etcd import EtcdCluster, start_etcd
+
+VALUE = b"v" * 64
+
+
+async def together(tasks: int, work: Callable[[int], Coroutine[Any, Any, None]]) -> float:
+    """Run ``work`` in so many tasks and return the seconds it took."""
+    started = perf_counter()
+    async with anyio.create_task_group() as group:
+        for number in range(tasks):
+            group.start_soon(work, number)
+    return perf_counter() - started
+
+
+async def cas_ours(backend: Backend, tasks: int, commits: int) -> float:
+    async def work(number: int) -> None:
+        key = f"cas/{tasks}/{number}"
+        entry = await backend.get(key)
+        token = None if entry is None else entry.token
+        for _ in range(commits // tasks):
+            commit = await backend.commit(Put(key, VALUE), when=[Condition(key, token)])
+            assert commit.won
+            token = commit.token
+
+    return commits / await together(tasks, work)
+
+
+async def cas_bare(store: Any, tasks: int, commits: int) -> float:
+    async def work(number: int) -> None:
+        key = b"/bare/%d/%d" % (tasks, number)
+        found = (await store.Range(rpc.RangeRequest(key=key))).kvs
+        revision = found[0].mod_revision if found else 0
+        for _ in range(commits // tasks):
+            compare = rpc.Compare(key=key, target=rpc.Compare.MOD, result=rpc.Compare.EQUAL, mod_revision=revision)
+            put = rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=VALUE))
+            get = rpc.RequestOp(request_range=rpc.RangeRequest(key=key))
+            answer = await store.Txn(rpc.TxnRequest(compare=[compare], success=[put], failure=[get]), timeout=2)
+            assert answer.succeeded
+            revision = answer.header.revision
+
+    return commits / await together(tasks, work)
+
+
+async def latency_ours(writer: Backend, reader: Backend, names: tuple[str, ...], count: int) -> float:
+    """Return the median time in ms from sending a put to reading it from a watch of another client."""
+    seconds = []
+    async with reader.watch(*names) as watch:
+        await anext(watch)
+        for number in range(count):
+            started = perf_counter()
+            async with anyio.create_task_group() as group:
+                group.start_soon(writer.commit, Put(names[0], b"%d" % number))
+                await anext(watch)
+                seconds.append(perf_counter() - started)
+    return 1000 * median(seconds)
+
+
+async def latency_bare(channel: Any, count: int) -> float:
+    store, seconds = rpc.KVStub(channel), []
+    call = rpc.WatchStub(channel).Watch()
+    await call.write(rpc.WatchRequest(create_request=rpc.WatchCreateRequest(key=b"/bare/watched")))
+    await call.read()
+    for number in range(count):
+        started = perf_counter()
+        async with anyio.create_task_group() as group:
+            group.start_soon(put_bare, store, b"%d" % number)
+            await call.read()
+            seconds.append(perf_counter() - started)
+    call.cancel()
+    return 1000 * median(seconds)
+
+
+async def put_bare(store: Any, value: bytes) -> None:
+    await store.Put(rpc.PutRequest(key=b"/bare/watched", value=value))
+
+
+async def open_watches(backend: Backend, count: int) -> float:
+    """Return the seconds until so many watches of a shared name and one of their own have their first listing."""
+
+    async def work(number: int) -> None:
+        async with backend.watch("state", f"seats/{number}") as watch:
+            await anext(watch)
+
+    return await together(count, work)
+
+
+def report(what: str, unit: str, ours: list[float], bare: list[float] | None = None, **more: object) -> None:
+    line: dict[str, object] = {"what": what, "unit": unit, "ours": round(median(ours), 2)}
+    if bare:
+        line |= {"bare_stubs": round(median(bare), 2), "ratio": round(median(ours) / median(bare), 2)}
+    print(json.dumps(line | more), flush=True)
+
+
+async def run(etcd: EtcdCluster, repeat: int, commits: int) -> None:
+    member = etcd.members[0]
+    channel = rpc.insecure_channel(member.address, options=[("grpc.enable_http_proxy", 0)])
+    store = rpc.KVStub(channel)
+    async with (
+        open_backend(etcd.endpoint, run_id="bench") as backend,
+        open_backend(etcd.endpoint, run_id="bench") as other,
+    ):
+        for tasks in (1, 64):
+            total = commits // 4 if tasks == 1 else commits
+            ours, bare = [], []
+            before = member.metric("grpc_server_handled_total")
+            for _ in range(repeat):
+                ours.append(await cas_ours(backend, tasks, total))
+            handled = member.metric("grpc_server_handled_total") - before
+            for _ in range(repeat):
+                bare.append(await cas_bare(store, tasks, total))
+            report(
+                f"compare-and-set, {tasks} tasks",
+                "per s",
+                ours,
+                bare,
+                calls_per_commit=round(handled / total / repeat, 3),
+            )
+        for names in (("watched",), ("watched", "quiet", "seats/")):
+            ours = [await latency_ours(backend, other, names, 200) for _ in range(repeat)]
+            bare = [await latency_bare(channel, 200) for _ in range(repeat)]
+            report(f"put to watch, {len(names)} names", "ms p50", ours, bare)
+        report("1,000 watches open", "s", [await open_watches(other, 1000) for _ in range(repeat)])
+    await channel.close()
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--commits", type=int, default=3000)
+    arguments = parser.parse_args()
+    async with start_etcd() as etcd:
+        await run(etcd, arguments.repeat, arguments.commits)
+
+
+if __name__ == "__main__":
+    anyio.run(main)
