@@ -4,12 +4,12 @@
 
     wire.py        messages and frames (pure)            auth.py        who knows the secret (pure)
     server.py      a table and its connections           link.py        the client's side of one connection
-    connection.py  the server's side of one connection   dialing.py     every address in turn, with what became of it
-    journal.py     nothing leaves before it is on disk   channel.py     calls that outlive connections
-    limits.py      how much a peer gets                  client.py      TcpBackend: calls, sessions, watches
-    serving.py     serve(): check, listen, start         hosting.py     who hosts when nobody was told to
+    connection.py  the server's side of one connection   dialing.py     every address in turn, and what became of it
+    requests.py    what is asked, what is answered       channel.py     calls that outlive connections
+    journal.py     nothing leaves before it is on disk   client.py      TcpBackend: calls, sessions, watches
+    limits.py      how much a peer gets                  hosting.py     who hosts when nobody was told to
+    serving.py     serve(): check, listen, start         options.py     open_tcp(), and what its endpoint may say
     addresses.py   names, addresses, listening           tls.py         TLS contexts from files
-    options.py     what may stand in an endpoint's query
 """
 
 from __future__ import annotations

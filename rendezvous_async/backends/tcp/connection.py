@@ -10,39 +10,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from rendezvous_async.backends.base import Condition, Put, Token, Write
-from rendezvous_async.backends.table import CommitId
+from rendezvous_async.backends.base import Token
 from rendezvous_async.backends.tcp import wire
 from rendezvous_async.backends.tcp.auth import new_nonce, prove, verify
-from rendezvous_async.errors import RendezvousSessionError
+from rendezvous_async.backends.tcp.requests import ANSWERS, Watcher
 
 if TYPE_CHECKING:
     from msgspec import Raw
 
     from rendezvous_async.backends.tcp.server import TcpServer
 
-__all__ = ["Connection", "Watcher"]
+__all__ = ["Connection"]
 
-MAX_NAME: Final = 4096
 MAX_REVISION: Final = 2**53
 _SLOW_READER: Final = 64 * 1024
 _LAST_WORDS: Final = 1.0
-
-
-class Watcher:
-    """A watch as the server sees it: what is watched, and up to where the watcher knows it."""
-
-    __slots__ = ("connection", "dirty", "id", "names", "seen")
-
-    def __init__(self, connection: Connection, id: int, names: tuple[str, ...], seen: Token) -> None:
-        self.connection = connection
-        self.id = id
-        self.names = names
-        self.seen = seen
-        self.dirty = False
 
 
 class Connection(asyncio.Protocol):
@@ -63,7 +47,6 @@ class Connection(asyncio.Protocol):
         "_transport",
         "_writable",
         "client",
-        "number",
         "scope",
         "server",
         "sessions",
@@ -73,7 +56,6 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: TcpServer) -> None:
         self.server = server
         self.client: str | None = None
-        self.number = 0
         self.scope = ""
         self.sessions: set[str] = set()
         self.watchers: dict[int, Watcher] = {}
@@ -157,6 +139,13 @@ class Connection(asyncio.Protocol):
                 self._transport.resume_reading()
             asyncio.get_running_loop().call_later(_LAST_WORDS, self.abort)
 
+    def close(self) -> None:
+        """End the connection once everything that may go out is sent."""
+        self.flush()
+        self._closing = True
+        if self._transport is not None:
+            self._transport.close()
+
     def abort(self) -> None:
         """End the connection now, whatever waits to be read or sent."""
         self._closing = True
@@ -194,10 +183,29 @@ class Connection(asyncio.Protocol):
                 listing = memo[place] = None if changes is None else wire.encode_listing(changes)
             if listing is not None:
                 watcher.seen = table.token
-                self._send(wire.EncodedChanged(watcher.id, listing))
+                self.send(wire.EncodedChanged(watcher.id, listing))
                 if len(self._out) > _SLOW_READER:
                     self.flush()
         self.flush()
+
+    def send(self, message: wire.Message) -> None:
+        """Put a message behind all others that wait to be sent."""
+        wire.frame_into(self._out, message)
+
+    def fail(self, id: int, code: str, message: str) -> None:
+        """Answer a request with an error."""
+        self.send(wire.Failed(id, code, message))
+
+    def send_if_short(self, id: int, message: wire.Message) -> bool:
+        """Send an answer, unless it is longer than a client takes: then an error."""
+        start = len(self._out)
+        self.send(message)
+        length = len(self._out) - start
+        if length <= wire.MAX_ANSWER:
+            return True
+        del self._out[start:]
+        self.fail(id, wire.FAILED_LIMIT, f"the answer has {length} bytes, more than {wire.MAX_ANSWER}; ask for less")
+        return False
 
     def flush(self) -> None:
         """Send what waits to be sent, or have it held until it may be."""
@@ -246,7 +254,7 @@ class Connection(asyncio.Protocol):
                     self._greet(body)
                 else:
                     request = wire.decode_request(body)
-                    _ANSWERS[type(request)](self, request)
+                    ANSWERS[type(request)](self, request)
                 if len(self._out) > _SLOW_READER:
                     self.flush()
         except wire.FrameError as error:
@@ -268,12 +276,6 @@ class Connection(asyncio.Protocol):
         if wanting and self._writable and not self._held and not self._out and self._again is None:
             # Others' turn first.
             self._again = asyncio.get_running_loop().call_soon(self._work)
-
-    def _send(self, message: wire.Message) -> None:
-        wire.frame_into(self._out, message)
-
-    def _fail(self, id: int, code: str, message: str) -> None:
-        self._send(wire.Failed(id, code, message))
 
     # The handshake.
 
@@ -322,173 +324,7 @@ class Connection(asyncio.Protocol):
         self._hello = None
         self._frames.max_frame = self.server.limits.frame
         token = self.server.table.token
-        self._send(wire.Welcome(wire.PROTOCOL, token.epoch, token.revision, proof))
-
-    # One method for each kind of request.
-
-    def _get(self, request: wire.Get) -> None:
-        if self._may_name(request.id, request.key):
-            self._send(wire.Found(request.id, self.server.table.get(request.key)))
-
-    def _list(self, request: wire.List) -> None:
-        if self._may_name(request.id, request.name):
-            start = len(self._out)
-            self._send(wire.Listed(request.id, self.server.table.list(request.name)))
-            self._check_length(request.id, start)
-
-    def _transact(self, request: wire.Transact) -> None:
-        id = request.id
-        if self._may_write(id, request.writes, request.when):
-            assert self.client is not None
-            commit_id = CommitId(self.client, request.number, request.settled)
-            try:
-                commit = self.server.commit(request.writes, request.when, commit_id)
-            except RendezvousSessionError as error:
-                self._fail(id, wire.FAILED_SESSION, str(error))
-            else:
-                self._send(wire.Committed(id, commit))
-
-    def _follow(self, request: wire.Follow) -> None:
-        limits = self.server.limits
-        if request.id in self.watchers:
-            raise wire.FrameError(f"a second watch with the id {request.id}")
-        if not request.names or len(request.names) > limits.writes or len(self.watchers) >= limits.watches:
-            self._fail(
-                request.id,
-                wire.FAILED_LIMIT,
-                f"a connection may have {limits.watches} watches, of 1 to {limits.writes} names each",
-            )
-        elif all(self._may_name(request.id, name) for name in request.names):
-            table = self.server.table
-            watcher = Watcher(self, request.id, request.names, table.token)
-            start = len(self._out)
-            self._send(wire.Changed(request.id, table.changes(request.names, request.after)))
-            if self._check_length(request.id, start):
-                self.watchers[request.id] = watcher
-                self.server.fanout.add(request.names, watcher)
-
-    def _unfollow(self, request: wire.Unfollow) -> None:
-        watcher = self.watchers.pop(request.id, None)
-        if watcher is not None:
-            self.server.fanout.remove(watcher.names, watcher)
-
-    def _open_session(self, request: wire.OpenSession) -> None:
-        ttl, limits = request.ttl, self.server.limits
-        if not 0 < ttl <= limits.longest_ttl:
-            self._fail(
-                request.id, wire.FAILED_INVALID, f"a session's ttl is at most {limits.longest_ttl:g} s, not {ttl:g}"
-            )
-        elif self.server.table.sessions >= limits.sessions:
-            self._fail(request.id, wire.FAILED_LIMIT, f"the server has its {limits.sessions} sessions")
-        else:
-            granted = max(ttl, limits.shortest_ttl)
-            self._send(wire.Opened(request.id, self.server.open_session(self, granted), granted))
-
-    def _keep_alive(self, request: wire.KeepAlive) -> None:
-        if self._may_use(request.id, request.session):
-            if self.server.keep_alive(self, request.session):
-                self._send(wire.Done(request.id))
-            else:
-                self._fail(request.id, wire.FAILED_SESSION, f"session {request.session} has ended")
-
-    def _resume(self, request: wire.Resume) -> None:
-        if self._may_use(request.id, request.session):
-            if self.server.resume(self, request.session):
-                self._send(wire.Done(request.id))
-            else:
-                self._fail(request.id, wire.FAILED_SESSION, f"session {request.session} has ended")
-
-    def _end_session(self, request: wire.EndSession) -> None:
-        if self._may_use(request.id, request.session):
-            self.server.end_session(request.session)
-            self._send(wire.Done(request.id))
-
-    def _ping(self, request: wire.Ping) -> None:
-        self._send(wire.Done(request.id))
-
-    def _goodbye(self, _: wire.Goodbye) -> None:
-        self.flush()
-        self.server.forget(self)
-        self._closing = True
-        if self._transport is not None:
-            self._transport.close()
-
-    # What a peer may do.
-
-    def _may_name(self, id: int, name: str) -> bool:
-        if not is_sound(name):
-            self._fail(id, wire.FAILED_INVALID, f"not a name: {name[:64]!r}")
-            return False
-        if not name.startswith(self.scope):
-            self._fail(id, wire.FAILED_DENIED, f"this client's secret opens {self.scope}* only, not {name}")
-            return False
-        return True
-
-    def _may_use(self, id: int, session: str) -> bool:
-        if self.scope and session.partition("@")[2] != self.scope:
-            self._fail(id, wire.FAILED_DENIED, f"session {session} is not one of those that {self.scope}* opened")
-            return False
-        return True
-
-    def _may_write(self, id: int, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> bool:
-        limits = self.server.limits
-        if max(len(writes), len(when)) > limits.writes:
-            self._fail(id, wire.FAILED_LIMIT, f"a commit has at most {limits.writes} writes and conditions")
-            return False
-        puts = size = 0
-        for write in writes:
-            if isinstance(write, Put):
-                puts += 1
-                size += len(write.key) + len(write.value)
-                if not self._may_name(id, write.key) or not self._is_key(id, write.key):
-                    return False
-                if write.session is not None and not self._may_use(id, write.session):
-                    return False
-            elif not self._may_name(id, write.name):
-                return False
-        for condition in when:
-            if not self._may_name(id, condition.key):
-                return False
-        table = self.server.table
-        if puts and (len(table) + puts > limits.keys or table.size + size > limits.bytes):
-            self._fail(id, wire.FAILED_LIMIT, f"the server is full: {len(table)} keys, {table.size} bytes")
-            return False
-        return True
-
-    def _is_key(self, id: int, key: str) -> bool:
-        if key.endswith("/"):
-            self._fail(id, wire.FAILED_INVALID, f"a key must not end in a slash: {key[:64]!r}")
-            return False
-        return True
-
-    def _check_length(self, id: int, start: int) -> bool:
-        """Take back an answer that is longer than a client takes."""
-        length = len(self._out) - start
-        if length <= wire.MAX_ANSWER:
-            return True
-        del self._out[start:]
-        self._fail(id, wire.FAILED_LIMIT, f"the answer has {length} bytes, more than {wire.MAX_ANSWER}; ask for less")
-        return False
-
-
-_ANSWERS: Final[dict[type, Callable[[Connection, Any], None]]] = {
-    wire.Get: Connection._get,
-    wire.List: Connection._list,
-    wire.Transact: Connection._transact,
-    wire.Follow: Connection._follow,
-    wire.Unfollow: Connection._unfollow,
-    wire.OpenSession: Connection._open_session,
-    wire.KeepAlive: Connection._keep_alive,
-    wire.Resume: Connection._resume,
-    wire.EndSession: Connection._end_session,
-    wire.Ping: Connection._ping,
-    wire.Goodbye: Connection._goodbye,
-}
-
-
-def is_sound(name: str) -> bool:
-    """Tell whether a client of ours could have sent this name."""
-    return 0 < len(name) <= MAX_NAME and name[0] != "/" and "//" not in name and name.isprintable()
+        self.send(wire.Welcome(wire.PROTOCOL, token.epoch, token.revision, proof))
 
 
 def watch_for_dead_peer(sock: socket.socket) -> None:

@@ -138,12 +138,13 @@ class Host:
             limits=self._limits,
         )
         dialer.port = sockets[0].getsockname()[1]
-        if not any(address.is_loopback for address in addresses) or dialer.host == "localhost":
-            logger.info("hosting the server at %s", self.server.endpoint)
-        else:
-            logger.info(
-                "hosting the server at %s, which is an address of this machine alone: nodes elsewhere cannot reach it",
-                self.server.endpoint,
+        logger.info("hosting the server at %s", self.server.endpoint)
+        misleading = any(address.is_loopback and address.host != dialer.host for address in addresses)
+        if misleading and dialer.host != "localhost":
+            logger.warning(
+                "%s means %s here: nodes on other machines cannot reach it; see /etc/hosts, or give an address",
+                dialer.host,
+                " and ".join(address.host for address in addresses),
             )
         return None
 

@@ -76,6 +76,8 @@ class Journal:
 
     def record(self, record: Record) -> None:
         """Take the record of a change; it is written at the end of this turn of the event loop, with all others."""
+        if self._failed:
+            return
         self._records.append(record)
         self._quiet.clear()
         if not self._writing and not self._scheduled:

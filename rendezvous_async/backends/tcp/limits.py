@@ -35,7 +35,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     frame: int = 16 * 1024 * 1024
     client_id: int = 128
     keys: int = 1_000_000
-    bytes: int = 1024 * 1024 * 1024
+    bytes: int = 256 * 1024 * 1024
     watches: int = 4096
     sessions: int = 100_000
     writes: int = 4096

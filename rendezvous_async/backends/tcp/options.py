@@ -51,7 +51,7 @@ class TcpOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     namespace: str = DEFAULT_NAMESPACE
     is_host: str = "auto"
-    connect_timeout: float = 30.0
+    connect_timeout: float = 10.0
     stall_timeout: float = STALL_TIMEOUT
     secret: str | bytes | None = None
     tls: ssl.SSLContext | bool | None = None

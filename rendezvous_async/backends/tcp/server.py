@@ -28,9 +28,10 @@ from rendezvous_async.backends.table import CommitId, Table
 from rendezvous_async.backends.tcp import wire
 from rendezvous_async.backends.tcp.addresses import BACKLOG
 from rendezvous_async.backends.tcp.auth import Secret
-from rendezvous_async.backends.tcp.connection import Connection, Watcher
+from rendezvous_async.backends.tcp.connection import Connection
 from rendezvous_async.backends.tcp.journal import Journal
 from rendezvous_async.backends.tcp.limits import Limits
+from rendezvous_async.backends.tcp.requests import Watcher
 
 if TYPE_CHECKING:
     import ssl
@@ -165,7 +166,7 @@ class TcpServer:
             old.abort()
         self._gone.pop(client, None)
         self._clients[client] = connection
-        connection.client, connection.number, connection.scope = client, hello.connection, hello.scope
+        connection.client, connection.scope = client, hello.scope
         if self.journal is None:
             self.table.raise_revision(hello.revision)
         return True

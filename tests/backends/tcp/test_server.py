@@ -8,7 +8,7 @@ import socket
 import anyio
 import pytest
 
-from rendezvous_async.backends.base import Put
+from rendezvous_async.backends.base import Put, Watch
 from rendezvous_async.backends.tcp import Limits, serve, wire
 from rendezvous_async.errors import RendezvousConnectionError
 from tests.backends.tcp.support import Process, RawClient, connected, eventually
@@ -19,7 +19,7 @@ MEMBER = """
 import sys
 import anyio
 from rendezvous_async.backends import open_backend
-from rendezvous_async.backends.base import Put
+from rendezvous_async.backends.base import Put, Watch
 async def main(endpoint):
     async with open_backend(endpoint, run_id="run", is_host=False) as backend:
         session = await backend.open_session(3)
@@ -32,6 +32,20 @@ anyio.run(main, sys.argv[1])
 """
 
 
+async def see_it_come(member: Process, watch: Watch) -> None:
+    assert await member.read() == "in"
+    with anyio.fail_after(WAIT):
+        while not (await anext(watch)).entries:
+            pass
+
+
+async def see_it_go(watch: Watch) -> float:
+    """Return when it was seen."""
+    with anyio.fail_after(WAIT):
+        assert [entry.value for entry in (await anext(watch)).entries] == [None]
+    return anyio.current_time()
+
+
 async def test_a_killed_process_is_gone_after_the_grace() -> None:
     async with (
         serve(port=0, disconnect_grace=0.5) as server,
@@ -39,14 +53,10 @@ async def test_a_killed_process_is_gone_after_the_grace() -> None:
         Process(MEMBER, server.endpoint) as member,
         observer.watch("member") as watch,
     ):
-        assert await member.read() == "in"
-        while not (await anext(watch)).entries:
-            pass
+        await see_it_come(member, watch)
         killed_at = anyio.current_time()
         await member.kill()
-        with anyio.fail_after(WAIT):
-            assert [entry.value for entry in (await anext(watch)).entries] == [None]
-        assert 0.4 <= anyio.current_time() - killed_at < 2.5
+        assert 0.4 <= await see_it_go(watch) - killed_at < 2.5
 
 
 async def test_a_frozen_process_falls_to_its_ttl() -> None:
@@ -57,14 +67,10 @@ async def test_a_frozen_process_falls_to_its_ttl() -> None:
         Process(MEMBER, server.endpoint) as member,
         observer.watch("member") as watch,
     ):
-        assert await member.read() == "in"
-        while not (await anext(watch)).entries:
-            pass
+        await see_it_come(member, watch)
         frozen_at = anyio.current_time()
         member.signal(signal.SIGSTOP)
-        with anyio.fail_after(WAIT):
-            assert [entry.value for entry in (await anext(watch)).entries] == [None]
-        assert 2.5 <= anyio.current_time() - frozen_at < 6
+        assert 2.5 <= await see_it_go(watch) - frozen_at < 6
         member.signal(signal.SIGCONT)
         assert await member.read() == ""  # it was told that its session has ended, and ends
 

@@ -1,0 +1,194 @@
+"""What a client asks and what it is answered: one function for each kind of request, and what a client may do.
+
+A request comes from outside: names, sizes and sessions are checked again here, whatever the client has checked. What
+is refused has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from rendezvous_async.backends.base import Condition, Put, Token, Write
+from rendezvous_async.backends.table import CommitId
+from rendezvous_async.backends.tcp import wire
+from rendezvous_async.errors import RendezvousSessionError
+
+if TYPE_CHECKING:
+    from rendezvous_async.backends.tcp.connection import Connection
+
+__all__ = ["ANSWERS", "Watcher"]
+
+MAX_NAME: Final = 4096
+MAX_UNSETTLED: Final = 65_536
+
+
+class Watcher:
+    """A watch as the server sees it: what is watched, and up to where the watcher knows it."""
+
+    __slots__ = ("connection", "dirty", "id", "names", "seen")
+
+    def __init__(self, connection: Connection, id: int, names: tuple[str, ...], seen: Token) -> None:
+        self.connection = connection
+        self.id = id
+        self.names = names
+        self.seen = seen
+        self.dirty = False
+
+
+def _get(peer: Connection, request: wire.Get) -> None:
+    if _may_name(peer, request.id, request.key):
+        peer.send(wire.Found(request.id, peer.server.table.get(request.key)))
+
+
+def _list(peer: Connection, request: wire.List) -> None:
+    if _may_name(peer, request.id, request.name):
+        peer.send_if_short(request.id, wire.Listed(request.id, peer.server.table.list(request.name)))
+
+
+def _transact(peer: Connection, request: wire.Transact) -> None:
+    id = request.id
+    if request.number - request.settled > MAX_UNSETTLED:
+        raise wire.FrameError(f"more than {MAX_UNSETTLED} commits whose answers must be remembered")
+    if _may_write(peer, id, request.writes, request.when):
+        assert peer.client is not None
+        commit_id = CommitId(peer.client, request.number, request.settled)
+        try:
+            commit = peer.server.commit(request.writes, request.when, commit_id)
+        except RendezvousSessionError as error:
+            peer.fail(id, wire.FAILED_SESSION, str(error))
+        else:
+            peer.send(wire.Committed(id, commit))
+
+
+def _follow(peer: Connection, request: wire.Follow) -> None:
+    limits = peer.server.limits
+    if request.id in peer.watchers:
+        raise wire.FrameError(f"a second watch with the id {request.id}")
+    if not request.names or len(request.names) > limits.writes or len(peer.watchers) >= limits.watches:
+        peer.fail(
+            request.id,
+            wire.FAILED_LIMIT,
+            f"a connection may have {limits.watches} watches, of 1 to {limits.writes} names each",
+        )
+    elif all(_may_name(peer, request.id, name) for name in request.names):
+        table = peer.server.table
+        watcher = Watcher(peer, request.id, request.names, table.token)
+        news = wire.Changed(request.id, table.changes(request.names, request.after))
+        if peer.send_if_short(request.id, news):
+            peer.watchers[request.id] = watcher
+            peer.server.fanout.add(request.names, watcher)
+
+
+def _unfollow(peer: Connection, request: wire.Unfollow) -> None:
+    watcher = peer.watchers.pop(request.id, None)
+    if watcher is not None:
+        peer.server.fanout.remove(watcher.names, watcher)
+
+
+def _open_session(peer: Connection, request: wire.OpenSession) -> None:
+    ttl, limits = request.ttl, peer.server.limits
+    if not 0 < ttl <= limits.longest_ttl:
+        peer.fail(request.id, wire.FAILED_INVALID, f"a session's ttl is at most {limits.longest_ttl:g} s, not {ttl:g}")
+    elif peer.server.table.sessions >= limits.sessions:
+        peer.fail(request.id, wire.FAILED_LIMIT, f"the server has its {limits.sessions} sessions")
+    else:
+        granted = max(ttl, limits.shortest_ttl)
+        peer.send(wire.Opened(request.id, peer.server.open_session(peer, granted), granted))
+
+
+def _refresh(peer: Connection, request: wire.KeepAlive | wire.Resume) -> None:
+    if _may_use(peer, request.id, request.session):
+        refresh = peer.server.keep_alive if isinstance(request, wire.KeepAlive) else peer.server.resume
+        if refresh(peer, request.session):
+            peer.send(wire.Done(request.id))
+        else:
+            peer.fail(request.id, wire.FAILED_SESSION, f"session {request.session} has ended")
+
+
+def _end_session(peer: Connection, request: wire.EndSession) -> None:
+    if _may_use(peer, request.id, request.session):
+        peer.server.end_session(request.session)
+        peer.send(wire.Done(request.id))
+
+
+def _ping(peer: Connection, request: wire.Ping) -> None:
+    peer.send(wire.Done(request.id))
+
+
+def _goodbye(peer: Connection, _: wire.Goodbye) -> None:
+    peer.close()
+    peer.server.forget(peer)
+
+
+# What a peer may do.
+
+
+def _may_name(peer: Connection, id: int, name: str) -> bool:
+    if not is_sound(name):
+        peer.fail(id, wire.FAILED_INVALID, f"not a name: {name[:64]!r}")
+        return False
+    if not name.startswith(peer.scope):
+        peer.fail(id, wire.FAILED_DENIED, f"this client's secret opens {peer.scope}* only, not {name}")
+        return False
+    return True
+
+
+def _may_use(peer: Connection, id: int, session: str) -> bool:
+    if peer.scope and session.partition("@")[2] != peer.scope:
+        peer.fail(id, wire.FAILED_DENIED, f"session {session} is not one of those that {peer.scope}* opened")
+        return False
+    return True
+
+
+def _may_write(peer: Connection, id: int, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> bool:
+    limits = peer.server.limits
+    if max(len(writes), len(when)) > limits.writes:
+        peer.fail(id, wire.FAILED_LIMIT, f"a commit has at most {limits.writes} writes and conditions")
+        return False
+    puts = size = 0
+    for write in writes:
+        if isinstance(write, Put):
+            puts += 1
+            size += len(write.key) + len(write.value)
+            if not _may_name(peer, id, write.key) or not _is_key(peer, id, write.key):
+                return False
+            if write.session is not None and not _may_use(peer, id, write.session):
+                return False
+        elif not _may_name(peer, id, write.name):
+            return False
+    for condition in when:
+        if not _may_name(peer, id, condition.key):
+            return False
+    table = peer.server.table
+    if puts and (len(table) + puts > limits.keys or table.size + size > limits.bytes):
+        peer.fail(id, wire.FAILED_LIMIT, f"the server is full: {len(table)} keys, {table.size} bytes")
+        return False
+    return True
+
+
+def _is_key(peer: Connection, id: int, key: str) -> bool:
+    if key.endswith("/"):
+        peer.fail(id, wire.FAILED_INVALID, f"a key must not end in a slash: {key[:64]!r}")
+        return False
+    return True
+
+
+ANSWERS: Final[dict[type, Callable[[Connection, Any], None]]] = {
+    wire.Get: _get,
+    wire.List: _list,
+    wire.Transact: _transact,
+    wire.Follow: _follow,
+    wire.Unfollow: _unfollow,
+    wire.OpenSession: _open_session,
+    wire.KeepAlive: _refresh,
+    wire.Resume: _refresh,
+    wire.EndSession: _end_session,
+    wire.Ping: _ping,
+    wire.Goodbye: _goodbye,
+}
+
+
+def is_sound(name: str) -> bool:
+    """Tell whether a client of ours could have sent this name."""
+    return 0 < len(name) <= MAX_NAME and name[0] != "/" and "//" not in name and name.isprintable()
