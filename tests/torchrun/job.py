@@ -143,6 +143,11 @@ class Job:
         """Let an agent's worker crash."""
         (self._folder / f"crash-{agent.name}").touch()
 
+    def kill_node(self, agent: Agent) -> None:
+        """Kill an agent and its workers at once, as when their machine dies."""
+        for pid in _marked(self.id, agent.name):
+            os.kill(pid, signal.SIGKILL)
+
     async def ends_well(self, *agents: Agent, patience: float = PATIENCE / 2) -> None:
         """Stop the job, and see all these agents end with code 0, soon."""
         self.stop()
@@ -193,13 +198,13 @@ async def start_job(folder: Path, backend: str, endpoint: str, nodes: str) -> As
         transport.close()
 
 
-def _marked(id: str) -> list[int]:
-    """Return the processes that inherited the job's mark."""
-    mark = f"{MARK}={id}".encode()
+def _marked(id: str, agent: str = "") -> list[int]:
+    """Return the processes that inherited the job's mark, or only those of one agent."""
+    marks = {f"{MARK}={id}".encode()} | ({f"TEST_AGENT={agent}".encode()} if agent else set())
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError):
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                if marks <= set((entry / "environ").read_bytes().split(b"\0")):
                     found.append(int(entry.name))
     return found

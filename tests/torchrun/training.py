@@ -1,6 +1,6 @@
 """What the workers run: all_reduce after all_reduce, each reported to the test, until the test says stop.
 
-    training.py <socket> <stop file> [<crash file>]
+    training.py <socket> <stop file> <crash file>
 
 A report is one datagram: agent, pid, round, rank, size, step, time. A round goes by the port of its store, which is
 fresh for each. When the stop file is there, all workers see so in the same step and end well. A worker that finds the

@@ -80,8 +80,8 @@ async def resolve(host: str, port: int) -> list[Address]:
 def open_socket(address: Address) -> socket.socket:
     """Return a TCP socket for an address, without a delay for small messages.
 
-    The protocol is named because asyncio switches Nagle's algorithm off only where it is; with it on, an answer can wait
-    40 ms for an acknowledgement.
+    The protocol is named because asyncio switches Nagle's algorithm off only where it is; with it on, an answer can
+    wait 40 ms for an acknowledgement.
     """
     return socket.socket(address.family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
 
