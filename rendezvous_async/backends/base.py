@@ -399,7 +399,12 @@ def covers(name: str, key: str) -> bool:
 
 def subtrees_of(key: str) -> list[str]:
     """Return every subtree that holds ``key``: ``a/`` and ``a/b/`` for ``a/b/c``."""
-    return [key[: index + 1] for index, character in enumerate(key) if character == "/"]
+    found = []
+    slash = key.find("/")
+    while slash >= 0:
+        found.append(key[: slash + 1])
+        slash = key.find("/", slash + 1)
+    return found
 
 
 def check_key(key: str) -> str:

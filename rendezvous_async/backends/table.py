@@ -29,13 +29,19 @@ _SETTLED = 0
 
 
 class Lease(msgspec.Struct):
-    """A session as the table sees it; ``checked_at`` is the one place in the queue of expiries that counts."""
+    """A session as the table sees it.
+
+    Attributes:
+        checked_at: The one place in the queue of expiries that counts.
+        was_to_expire_at: If it was hastened, when it would have ended otherwise.
+    """
 
     id: str
     ttl: float
     expires_at: float
     checked_at: float
     keys: set[str] = msgspec.field(default_factory=set)
+    was_to_expire_at: float | None = None
 
 
 class CommitId(msgspec.Struct, frozen=True, array_like=True):
@@ -71,11 +77,15 @@ class Table:
     Args:
         epoch: Names this history; a table that cannot continue an earlier one needs a new name.
         revision: Where to start counting.
+
+    Attributes:
+        size: Of all keys and values: characters and bytes.
     """
 
     def __init__(self, epoch: str, revision: int = 0) -> None:
         self.epoch = epoch
         self.revision = revision
+        self.size = 0
         self._entries: dict[str, Entry] = {}
         self._live: OrderedDict[str, int] = OrderedDict()
         self._graves: OrderedDict[str, int] = OrderedDict()
@@ -102,6 +112,11 @@ class Table:
     def sessions(self) -> int:
         """How many sessions are open."""
         return len(self._sessions)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether ``take_changed`` would return something."""
+        return bool(self._changed)
 
     def take_changed(self) -> list[str]:
         """Return the keys written or deleted since the last call; a key may stand in it more than once."""
@@ -188,10 +203,10 @@ class Table:
 
     # Sessions
 
-    def open_session(self, ttl: float, now: float) -> str:
-        """Open a session and return its id, which no other session of any epoch has."""
+    def open_session(self, ttl: float, now: float, owner: str = "") -> str:
+        """Open a session and return its id, which no other session of any epoch has; with an owner, it ends in that."""
         self._opened += 1
-        session = f"{self.epoch}.{self._opened}"
+        session = f"{self.epoch}.{self._opened}{f'@{owner}' if owner else ''}"
         self._open(session, ttl, now)
         return session
 
@@ -201,14 +216,25 @@ class Table:
         if lease is None:
             return False
         lease.expires_at = now + lease.ttl
+        lease.was_to_expire_at = None
         return True
 
     def hasten(self, session: str, expires_at: float) -> None:
-        """Let a session end no later than ``expires_at``, unless a keep-alive comes before."""
+        """Let a session end no later than ``expires_at``, unless it is resumed or a keep-alive comes before."""
         lease = self._sessions.get(session)
         if lease is not None and expires_at < lease.expires_at:
+            lease.was_to_expire_at = lease.was_to_expire_at or lease.expires_at
             lease.expires_at = expires_at
             self._check_at(lease, expires_at)
+
+    def resume(self, session: str) -> bool:
+        """Undo ``hasten``: give a session the time that it had, and no more; False if it has ended."""
+        lease = self._sessions.get(session)
+        if lease is None:
+            return False
+        if lease.was_to_expire_at is not None:
+            lease.expires_at, lease.was_to_expire_at = lease.was_to_expire_at, None
+        return True
 
     def end_session(self, session: str) -> bool:
         """End a session and delete its keys, under one revision; False if it is not open."""
@@ -312,8 +338,11 @@ class Table:
             self._graves.pop(key, None)
             for subtree in subtrees_of(key):
                 self._subtrees.setdefault(subtree, {})[key] = None
-        elif old.session is not None and old.session != entry.session:
-            self._sessions[old.session].keys.discard(key)
+        else:
+            self.size -= len(key) + len(old.value or b"")
+            if old.session is not None and old.session != entry.session:
+                self._sessions[old.session].keys.discard(key)
+        self.size += len(key) + len(entry.value or b"")
         if entry.session is not None:
             self._sessions[entry.session].keys.add(key)
         self._entries[key] = entry
@@ -323,6 +352,7 @@ class Table:
 
     def _delete(self, key: str) -> None:
         entry = self._entries.pop(key)
+        self.size -= len(key) + len(entry.value or b"")
         if entry.session is not None and (lease := self._sessions.get(entry.session)) is not None:
             lease.keys.discard(key)
         for subtree in subtrees_of(key):

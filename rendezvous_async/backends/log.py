@@ -1,0 +1,371 @@
+"""The append-only log of a table, with a snapshot at its head: what the TCP server and the file backend keep on disk.
+
+One file is a whole history: a header, a snapshot, then frames of records (``frames.py``). Compaction writes the next
+file beside it, with the present as its snapshot and a generation one higher, and renames it into place: a reader finds
+either file whole. ``Log.table`` is what the file holds.
+
+Everything here blocks, so callers run it on a thread; one call at a time. Nothing here locks: whoever calls anything
+but ``read_new`` must be the only writer at that moment, either for good (``exclusive=True``, the TCP server) or under a
+lock of its own (the file backend, whose processes call ``read_new`` to follow each other's appends).
+
+What is acknowledged is on the disk: ``append`` returns after fdatasync. When a write fails, what it left is cut off
+again. When a *sync* fails nobody knows what is on the disk, and the kernel may forget that it owed us anything: the log
+is ``broken`` and takes no more records until ``compact`` has put everything in a new file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+import stat
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import NoReturn
+
+import msgspec
+
+from rendezvous_async.backends.frames import (
+    MAX_SNAPSHOT,
+    Record,
+    frame,
+    frames,
+    is_torn,
+    read_records,
+    replay,
+    unframe,
+)
+from rendezvous_async.backends.table import Snapshot, Table
+from rendezvous_async.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
+
+__all__ = ["Log"]
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+_MAGIC = b"rdzvlog\n"
+_HEADER = struct.Struct(">8sHxxQ")
+_CHECK = struct.Struct(">I")
+_HEADER_SIZE = _HEADER.size + _CHECK.size
+_SMALL = 1024 * 1024
+_GROWTH = 4
+_FILE_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Log:
+    """A table and the file that it is kept in; see this module's opening for who may call what when.
+
+    Attributes:
+        table: What the file holds. ``append`` does not touch it: the caller has applied its records already, or applies
+            them then. ``read_new`` and ``reload`` may put a new table in its place.
+        broken: A sync failed; only ``compact`` helps.
+    """
+
+    table: Table
+
+    def __init__(self, path: str, directory: int, *, sync: bool = True, now: float = 0.0) -> None:
+        self.path = path
+        self.broken = False
+        self._name = os.path.basename(path)
+        self._directory = directory
+        self._sync = sync
+        self._now = now
+        self._fd = -1
+        self._lock = -1
+        self._file: tuple[int, int] = (0, 0)
+        self._generation = 0
+        self._head_end = 0
+        self._end = 0
+
+    def __repr__(self) -> str:
+        state = " broken" if self.broken else ""
+        return f"<Log {self.path} generation={self._generation} bytes={self._end}{state}>"
+
+    @classmethod
+    def open(
+        cls,
+        path: str,
+        *,
+        directory: int | None = None,
+        epoch: str | None = None,
+        exclusive: bool = False,
+        sync: bool = True,
+        now: float = 0.0,
+    ) -> Log:
+        """Open the log at ``path``, or begin one; ``.table`` is what it holds.
+
+        Args:
+            path: Of the file; its directory is created, for this user alone, if there is none.
+            directory: A descriptor of that directory, if the caller has one; the log makes its own copy.
+            epoch: Names the history that is begun if there is none; by default a random name.
+            exclusive: Refuse a log that another process, or another Log, has open so.
+            sync: Whether ``append`` waits for the disk. Without it a power cut may take, or damage, what was
+                acknowledged; a crash of the process does not.
+            now: By the clock of the table's leases; every session gets its full TTL from there.
+
+        Raises:
+            RendezvousStateError: The file is damaged, not a log, of a newer version, or in use.
+            RendezvousConnectionError: The file cannot be read or written.
+        """
+        where = os.path.dirname(path) or "."
+        try:
+            if directory is None:
+                os.makedirs(where, mode=0o700, exist_ok=True)
+                directory = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            else:
+                directory = os.dup(directory)
+        except OSError as error:
+            raise RendezvousConnectionError(f"cannot open the directory of the log {path}: {error.strerror}") from error
+        log = cls(path, directory, sync=sync, now=now)
+        try:
+            if exclusive:
+                log._take_lock()
+            try:
+                log.reload()
+            except FileNotFoundError:
+                log.table = Table(epoch or secrets.token_hex(8))
+                log.compact(log.table.snapshot())
+        except RendezvousError:
+            log.close()
+            raise
+        except OSError as error:
+            log.close()
+            log._fail("open", error)
+        return log
+
+    def close(self) -> None:
+        """Let go of the file; closing twice is no error."""
+        for descriptor in (self._fd, self._lock, self._directory):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._fd = self._lock = self._directory = -1
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the records outweigh the snapshot so far that ``compact`` is worth its cost."""
+        return self._end - self._head_end > max(_SMALL, _GROWTH * self._head_end)
+
+    # Reading
+
+    def reload(self) -> None:
+        """Read the file from its beginning into a new table, and cut a torn last frame; only for the writer.
+
+        Raises:
+            FileNotFoundError: There is no file.
+        """
+        self._switch(os.open(self._name, _FILE_FLAGS, dir_fd=self._directory))
+        self.trim()
+
+    def read_new(self) -> bool:
+        """Apply to the table what others have appended; for readers too, at any time.
+
+        A frame that is not whole is left for later: its writer may still be at it.
+
+        Returns:
+            Whether the table is a new object, since the file was compacted or this log was behind a reload.
+
+        Raises:
+            FileNotFoundError: The file has been removed.
+        """
+        # A fresh open, not a stat: over NFS only an open is sure to ask the server.
+        descriptor = os.open(self._name, _FILE_FLAGS, dir_fd=self._directory)
+        try:
+            status = os.fstat(descriptor)
+            same = (status.st_dev, status.st_ino) == self._file
+            if same and status.st_size == self._end:
+                return False
+            if same and self._read_header(descriptor) == self._generation and status.st_size > self._end:
+                self._follow(self._end, status.st_size)
+                return False
+            descriptor, fresh = -1, descriptor
+            self._switch(fresh)
+            return True
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def trim(self) -> None:
+        """Cut a last frame that a dead writer left unfinished; only for the writer.
+
+        Raises:
+            RendezvousStateError: What follows the last sound frame is damage, not a torn frame.
+        """
+        size = os.fstat(self._fd).st_size
+        if size == self._end:
+            return
+        if size < self._end:
+            self._damaged(size, "the file has become shorter than what was read of it")
+        tail = memoryview(self._pread(self._fd, self._end, size))
+        assert unframe(tail) is None, "read_new() comes before every write"
+        if not is_torn(tail, self._end):
+            self._damaged(self._end, "a frame here is damaged")
+        logger.warning("%s: cut %d bytes of an unfinished write at offset %d", self.path, len(tail), self._end)
+        os.ftruncate(self._fd, self._end)
+
+    # Writing
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Write the records behind all others, and wait until they are on the disk.
+
+        Raises:
+            RendezvousConnectionError: They could not be written, and are not in the log; or, if the log is ``broken``
+                now, they may or may not be.
+            RendezvousStateError: The file has been damaged since it was read.
+            ValueError: One record is larger than a frame may be; nothing was written.
+        """
+        if not records:
+            return
+        if self.broken:
+            raise RendezvousConnectionError(
+                f"{self.path}: an earlier sync failed; the log takes no more records as it is"
+            )
+        for data in frames(records):
+            try:
+                self.trim()
+                self._pwrite(self._fd, data, self._end)
+            except OSError as error:
+                with contextlib.suppress(OSError):  # the next writer trims it otherwise
+                    os.ftruncate(self._fd, self._end)
+                self._fail("write to", error)
+            self._end += len(data)
+            if self._sync:
+                try:
+                    os.fdatasync(self._fd)
+                except OSError as error:
+                    self.broken = True
+                    self._fail("sync", error)
+
+    def compact(self, snapshot: Snapshot) -> None:
+        """Put a new file with this snapshot in the place of the old one; it mends a broken log.
+
+        Everything that the snapshot holds is on the disk afterwards: records that were applied before it was taken and
+        are not appended yet must not be appended any more.
+
+        Raises:
+            RendezvousConnectionError: It failed, and the log is what it was before; or, if it is ``broken`` now, the
+                new file is in place but may not survive a power cut.
+        """
+        generation = self._generation + 1
+        header = _HEADER.pack(_MAGIC, VERSION, generation)
+        head = b"".join(
+            (header, _CHECK.pack(zlib.crc32(header)), frame(msgspec.msgpack.encode(snapshot), MAX_SNAPSHOT))
+        )
+        beside = f"{self._name}.new"
+        fd = -1
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(beside, dir_fd=self._directory)
+            fd = os.open(beside, _FILE_FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._directory)
+            self._pwrite(fd, head, 0)
+            os.fsync(fd)
+            os.rename(beside, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        except OSError as error:
+            if fd >= 0:
+                os.close(fd)
+                with contextlib.suppress(OSError):
+                    os.unlink(beside, dir_fd=self._directory)
+            self._fail("compact", error)
+        self._adopt(fd, generation, len(head))
+        try:
+            os.fsync(self._directory)
+        except OSError as error:
+            self.broken = True
+            self._fail("sync the directory of", error)
+        self.broken = False
+
+    # Inside
+
+    def _take_lock(self) -> None:
+        name = f"{self._name}.lock"
+        self._lock = os.open(name, _FILE_FLAGS | os.O_CREAT, 0o600, dir_fd=self._directory)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RendezvousStateError(
+                f"{self.path} is in use by another process; stop that one, or choose another directory"
+            ) from None
+
+    def _switch(self, fd: int) -> None:
+        """Read the file behind ``fd`` from its beginning, and make it the log's."""
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise RendezvousStateError(f"{self.path} is not a regular file")
+            generation = self._read_header(fd)
+            data = memoryview(self._pread(fd, 0, status.st_size))
+            first = unframe(data, _HEADER_SIZE, MAX_SNAPSHOT)
+            if first is None:
+                self._damaged(_HEADER_SIZE, "the snapshot is damaged")
+            payload, end = first
+            try:
+                table = Table.restore(msgspec.msgpack.decode(payload, type=Snapshot), self._now)
+            except (msgspec.MsgspecError, KeyError) as error:
+                self._damaged(_HEADER_SIZE, f"the snapshot is not one of this version ({error})")
+            self.table = table
+        except BaseException:
+            os.close(fd)
+            raise
+        self._adopt(fd, generation, end)
+        self._apply(data[end:], end)
+
+    def _adopt(self, fd: int, generation: int, head_end: int) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        status = os.fstat(fd)
+        self._fd = fd
+        self._file = (status.st_dev, status.st_ino)
+        self._generation = generation
+        self._head_end = self._end = head_end
+
+    def _follow(self, start: int, size: int) -> None:
+        self._apply(memoryview(self._pread(self._fd, start, size)), start)
+
+    def _apply(self, data: memoryview, start: int) -> None:
+        """Apply the whole frames at the beginning of ``data``, which lies at ``start`` in the file."""
+        at = 0
+        while (found := unframe(data, at)) is not None:
+            payload, end = found
+            try:
+                replay(self.table, read_records(payload), self._now)
+            except RendezvousStateError as error:
+                self._damaged(start + at, str(error))
+            at = end
+            self._end = start + at
+
+    def _read_header(self, fd: int) -> int:
+        header = self._pread(fd, 0, _HEADER_SIZE)
+        if len(header) < _HEADER_SIZE or not header.startswith(_MAGIC):
+            raise RendezvousStateError(f"{self.path} is not a log of rendezvous_async; choose another directory")
+        _, version, generation = _HEADER.unpack_from(header)
+        if _CHECK.pack(zlib.crc32(header[: _HEADER.size])) != header[_HEADER.size :]:
+            self._damaged(0, "the header is damaged")
+        if version != VERSION:
+            raise RendezvousStateError(
+                f"{self.path} is a log of version {version}; this rendezvous_async reads version {VERSION}"
+            )
+        return int(generation)
+
+    def _pread(self, fd: int, start: int, end: int) -> bytes:
+        parts = []
+        while start < end and (part := os.pread(fd, end - start, start)):
+            parts.append(part)
+            start += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _pwrite(self, fd: int, data: bytes, start: int) -> None:
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(fd, view, start)
+            view, start = view[written:], start + written
+
+    def _damaged(self, offset: int, what: str) -> NoReturn:
+        raise RendezvousStateError(
+            f"{self.path} is damaged: {what} (offset {offset}, generation {self._generation}). Nothing was changed. "
+            f"Restore the file from a copy, or move it away to begin a new history: all runs in it start over"
+        )
+
+    def _fail(self, what: str, error: OSError) -> NoReturn:
+        raise RendezvousConnectionError(f"cannot {what} the log {self.path}: {error.strerror or error}") from error

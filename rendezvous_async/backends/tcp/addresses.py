@@ -1,0 +1,146 @@
+"""Which addresses a name means, whether they are this machine's, and how to listen on all of them or on none."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from rendezvous_async.settings import format_address
+
+__all__ = ["Address", "listen_on", "resolve"]
+
+BACKLOG = 4096
+_PORT_TRIES = 20
+
+
+class Address(msgspec.Struct, frozen=True, order=True):
+    """One address that a name resolves to; in the order in which hosts bind them."""
+
+    host: str
+    port: int
+    flow: int = 0
+    zone: int = 0
+
+    def __str__(self) -> str:
+        return format_address(self.host, self.port)
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        return socket.AF_INET6 if ":" in self.host else socket.AF_INET
+
+    @property
+    def is_loopback(self) -> bool:
+        return ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
+
+    @property
+    def is_wildcard(self) -> bool:
+        return ipaddress.ip_address(self.host.partition("%")[0]).is_unspecified
+
+    def at(self, port: int) -> Address:
+        """Return the same address with another port."""
+        return Address(self.host, port, self.flow, self.zone)
+
+    @property
+    def socket_address(self) -> tuple[Any, ...]:
+        """As the socket module wants it."""
+        if self.family == socket.AF_INET6:
+            return (self.host, self.port, self.flow, self.zone)
+        return (self.host, self.port)
+
+    def is_local(self) -> bool:
+        """Tell whether this machine has the address, by asking the kernel."""
+        try:
+            with socket.socket(self.family, socket.SOCK_DGRAM) as sock:
+                sock.bind(self.at(0).socket_address)
+        except OSError:
+            return False
+        return True
+
+
+async def resolve(host: str, port: int) -> list[Address]:
+    """Return all addresses of ``host``, each once, in the order that the system prefers.
+
+    Raises:
+        OSError: The name is unknown, or cannot be looked up now.
+    """
+    if _is_literal(host):
+        return [Address(host, port)]  # no need for the resolver's thread
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    addresses = [Address(str(where[0]), int(where[1]), *(int(part) for part in where[2:4])) for *_, where in found]
+    return list(dict.fromkeys(addresses))
+
+
+def listen_on(addresses: Sequence[Address]) -> list[socket.socket]:
+    """Listen on all addresses, in sorted order, or on none.
+
+    With port 0, all get the same free port. A loopback address that this machine does not have (IPv6 switched off) is
+    left out as long as another one remains: nobody could serve it.
+
+    Raises:
+        OSError: One of them is in use or cannot be had; none is taken then.
+    """
+    wanted = sorted(addresses)
+    for attempt in range(_PORT_TRIES):
+        try:
+            return _listen_once(wanted)
+        except OSError as error:
+            any_port = all(address.port == 0 for address in wanted)
+            if error.errno != errno.EADDRINUSE or not any_port or attempt == _PORT_TRIES - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _listen_once(addresses: Sequence[Address]) -> list[socket.socket]:
+    sockets: list[socket.socket] = []
+    missing: OSError | None = None
+    port = 0
+    try:
+        for address in addresses:
+            try:
+                sock = _listen(address.at(address.port or port))
+            except OSError as error:
+                if address.is_loopback and error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    missing = error
+                    continue
+                raise OSError(error.errno, f"{address}: {error.strerror}") from error
+            sockets.append(sock)
+            port = sock.getsockname()[1]
+        if missing is not None and not sockets:
+            raise missing
+    except BaseException:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
+
+
+def _listen(address: Address) -> socket.socket:
+    sock = socket.socket(address.family, socket.SOCK_STREAM)
+    try:
+        # Without it a restarted server would wait for the last one's connections to be forgotten. It does not let two
+        # servers listen at once; two may *bind* at once, so that listen() is what decides between racing hosts.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if address.family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address.is_wildcard else 1)
+        sock.setblocking(False)
+        sock.bind(address.socket_address)
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return "%" not in host

@@ -1,0 +1,392 @@
+"""One connection to the server for everything that a client does, made anew whenever it breaks.
+
+Many calls are under way at a time. Each waits here until it is answered, however often the connection breaks meanwhile:
+on a new connection sessions are resumed first, then watches go on from where they were, then every call without an
+answer is sent again. Reads may be done twice; a commit carries a number by which the server knows it again. A caller
+who will not wait cancels (a deadline, a scope); its call is dropped and nobody else notices.
+
+Only a definite failure (bad secret, TLS, version, a limit) is raised to the callers; then the channel tries on, and the
+next call waits for the next attempt.
+
+The one task here dials. It belongs to the channel from ``start`` to ``aclose``; nobody else's scopes are around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Protocol
+
+import anyio
+
+from rendezvous_async.backends.base import Session, Token, closed_error
+from rendezvous_async.backends.tcp import wire
+from rendezvous_async.backends.tcp.auth import Secret, new_nonce
+from rendezvous_async.backends.tcp.dialing import Backoff, Dialer, DialError
+from rendezvous_async.backends.tcp.link import Link, RefusedError
+from rendezvous_async.errors import RendezvousConnectionError, RendezvousError, RendezvousSessionError
+
+__all__ = ["Channel", "Follower"]
+
+logger = logging.getLogger(__name__)
+
+STALL_TIMEOUT = 3.0
+_CLOSE_SECONDS = 1.0
+_LASTED = 0.1
+
+
+class Follower(Protocol):
+    """A watch, as the channel sees it."""
+
+    def follow_request(self, id: int) -> wire.Follow:
+        """Return the request that starts the watch, or goes on with it on a new connection."""
+
+    def receive(self, changed: wire.Changed, at: float | None) -> None:
+        """Take news; ``at`` is the send time of the request that this is the first answer to."""
+
+    def fail(self, error: Exception, *, ended: bool) -> None:
+        """Raise ``error`` to the reader, once; if the watch has ended, it may be started again."""
+
+    def wake(self) -> None:
+        """Look again: the channel was closed, or the connection lost."""
+
+
+class _Call:
+    __slots__ = ("future", "request", "sent_at")
+
+    def __init__(self, future: asyncio.Future[wire.Answer], request: wire.Request, sent_at: float) -> None:
+        self.future = future
+        self.request = request
+        self.sent_at = sent_at
+
+
+class Channel:
+    """Calls, sessions and watches over one connection at a time.
+
+    Args:
+        dialer: Makes connections.
+        secret: What both sides must prove to know.
+        rng: For the jitter of reconnects.
+        prepare: Awaited before each round of dialling: a host's chance to start the server.
+        stall_timeout: Seconds without a word from the server after which the connection counts as dead.
+    """
+
+    def __init__(
+        self,
+        dialer: Dialer,
+        *,
+        secret: Secret | None = None,
+        rng: random.Random | None = None,
+        prepare: Callable[[DialError | None], Awaitable[None]] | None = None,
+        stall_timeout: float = STALL_TIMEOUT,
+    ) -> None:
+        self.dialer = dialer
+        self.link: Link | None = None
+        self.current_at = 0.0
+        self.closed = False
+        self.connections = 0
+        self._secret = secret
+        self._backoff = Backoff(rng or random.Random(secrets.randbits(64)))
+        self._prepare = prepare
+        self._stall_timeout = stall_timeout
+        self._loop = asyncio.get_running_loop()
+        self._client = secrets.token_hex(8)
+        self._last_id = 0
+        self._revision = 0
+        self._calls: dict[int, _Call] = {}
+        # What the channel itself asks, on this connection only: when it was sent, and who takes the answer.
+        self._errands: dict[int, tuple[float, Callable[[wire.Answer], None]]] = {}
+        self._sessions: dict[str, Session] = {}
+        self._follow_ids: dict[Follower, int] = {}
+        self._followers: dict[int, tuple[Follower, float | None]] = {}
+        self._commits = 0
+        self._unsettled: deque[int] = deque()
+        self._answered: set[int] = set()
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "connected" if self.link is not None else "connecting"
+        return f"<Channel to {self.dialer} {state} calls={len(self._calls)} watches={len(self._follow_ids)}>"
+
+    def start(self) -> None:
+        """Begin to connect."""
+        # The channel's one owner task: entered and left in itself, referenced here, awaited by aclose().
+        self._task = asyncio.create_task(self._run(), name=f"channel to {self.dialer}")  # noqa: TID251
+
+    async def connected(self) -> None:
+        """Wait for a connection.
+
+        Raises:
+            RendezvousConnectionError: It was refused for good.
+        """
+        while self.link is None:
+            self._check_open()
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._waiters.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiters.discard(waiter)
+
+    async def aclose(self) -> None:
+        """Close the connection. Calls under way and watches fail with RendezvousConnectionError."""
+        if self.closed:
+            return
+        self.closed = True
+        self._fail_all(lambda: closed_error("tcp"))
+        if self._timer is not None:
+            self._timer.cancel()
+        link, self.link = self.link, None
+        if link is not None:
+            link.send(wire.Goodbye())
+            link.close()
+            await asyncio.wait((link.lost,), timeout=_CLOSE_SECONDS)
+            link.abort()
+            await asyncio.wait((link.lost,), timeout=_CLOSE_SECONDS)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+
+    # Calls
+
+    def next_id(self) -> int:
+        """Return an id for a request."""
+        self._last_id += 1
+        return self._last_id
+
+    async def call(self, id: int, request: wire.Request) -> wire.Answer:
+        """Send a request and return its answer, however many connections that takes.
+
+        Raises:
+            RendezvousConnectionError: The server refused us for good, or the channel was closed.
+        """
+        self._check_open()
+        future: asyncio.Future[wire.Answer] = self._loop.create_future()
+        self._calls[id] = _Call(future, request, self._loop.time())
+        if self.link is not None:
+            self.link.send(request)
+        if self._timer is None:
+            self._set_timer()
+        try:
+            return await future
+        finally:
+            self._calls.pop(id, None)
+
+    def begin_commit(self) -> tuple[int, int]:
+        """Return the number of a new commit, and up to which number all are settled."""
+        unsettled, answered = self._unsettled, self._answered
+        while unsettled and unsettled[0] in answered:
+            answered.discard(unsettled.popleft())
+        self._commits += 1
+        unsettled.append(self._commits)
+        return self._commits, unsettled[0] - 1
+
+    def end_commit(self, number: int) -> None:
+        """Note that a commit was answered, or that nobody waits for its answer and it will not be sent again."""
+        self._answered.add(number)
+
+    def saw(self, token: Token) -> None:
+        """Remember the highest revision."""
+        if token.revision > self._revision:
+            self._revision = token.revision
+
+    # Sessions and watches
+
+    def keep_session(self, session: Session) -> None:
+        """Resume this session on every new connection."""
+        self._sessions[session.id] = session
+        if self._timer is None:
+            self._set_timer()
+
+    def drop_session(self, session: Session) -> None:
+        """Do not care for this session any more."""
+        self._sessions.pop(session.id, None)
+
+    def follow(self, follower: Follower) -> None:
+        """Start a watch, and go on with it on every new connection."""
+        self._start_following(follower)
+        if self._timer is None:
+            self._set_timer()
+
+    def unfollow(self, follower: Follower) -> None:
+        """End a watch."""
+        id = self._follow_ids.pop(follower, None)
+        if id is not None and self._followers.pop(id, None) is not None and self.link is not None:
+            self.link.send(wire.Unfollow(id))
+
+    def _start_following(self, follower: Follower) -> None:
+        self._followers.pop(self._follow_ids.get(follower, 0), None)
+        id = self._follow_ids[follower] = self.next_id()
+        self._followers[id] = follower, self._loop.time()
+        if self.link is not None:
+            self.link.send(follower.follow_request(id))
+
+    # What comes in
+
+    def _on_answer(self, answer: wire.Answer) -> None:
+        if isinstance(answer, wire.Changed):
+            found = self._followers.get(answer.id)
+            if found is not None:
+                follower, sent_at = found
+                if sent_at is not None:
+                    self._followers[answer.id] = follower, None
+                follower.receive(answer, sent_at)
+            return
+        call = self._calls.get(answer.id)
+        if call is not None:
+            self.current_at = call.sent_at
+            if not call.future.done():
+                call.future.set_result(answer)
+        elif answer.id in self._errands:
+            self.current_at, take = self._errands.pop(answer.id)
+            take(answer)
+        elif isinstance(answer, wire.Failed) and (found := self._followers.pop(answer.id, None)) is not None:
+            follower = found[0]
+            self._follow_ids.pop(follower, None)
+            follower.fail(error_of(answer), ended=True)
+
+    # Connecting
+
+    async def _run(self) -> None:
+        failure: DialError | None = None
+        while True:
+            try:
+                if self._prepare is not None:
+                    await self._prepare(failure)
+                link = await self.dialer.dial(self._make_link)
+            except DialError as error:
+                failure = error
+                if error.definite:
+                    self._reject(str(error))
+            except Exception as error:
+                logger.exception("connecting to %s failed in an unforeseen way", self.dialer)
+                self._reject(f"cannot connect to {self.dialer}: {error!r}")
+            else:
+                failure = None
+                await self._use(link)
+            await anyio.sleep(self._backoff.next())
+
+    def _make_link(self) -> Link:
+        self.connections += 1
+        scope = "" if self._secret is None else self._secret.scope
+        hello = wire.Hello(wire.PROTOCOL, self._client, self.connections, self._revision, new_nonce(), scope)
+        return Link(hello, self._secret, self._on_answer)
+
+    async def _use(self, link: Link) -> None:
+        welcome = link.welcomed.result()
+        since = self._loop.time()
+        try:
+            self._resume(link, welcome.epoch)
+            await asyncio.wait((link.lost,))
+        finally:
+            link.abort()
+            if self.link is link:
+                self.link = None
+        if self._loop.time() - since > _LASTED:
+            self._backoff.reset()
+        reason = link.why or ConnectionError("the connection was closed")
+        self.dialer.attempts.add(f"{self.dialer}: {reason}")
+        for follower in tuple(self._follow_ids):
+            follower.wake()
+        if isinstance(link.why, RefusedError):
+            self._reject(str(link.why))
+
+    def _resume(self, link: Link, epoch: str) -> None:
+        """Go on, on a new connection, with everything that was under way; sessions first, since calls may need them."""
+        self.link = link
+        self.dialer.attempts.clear()
+        self._errands.clear()
+        now = self._loop.time()
+        for session in tuple(self._sessions.values()):
+            if not session.id.startswith(f"{epoch}."):
+                self._lose(session)
+            elif now < session.deadline:
+                self._errand(wire.Resume(self.next_id(), session.id), partial(self._session_resumed, session))
+            else:
+                # Its owner counts itself out already: nobody may believe that it is still in.
+                self._errand(wire.EndSession(self.next_id(), session.id), partial(self._session_ended, session))
+        for follower in tuple(self._follow_ids):
+            self._start_following(follower)
+        for id in sorted(self._calls):
+            call = self._calls[id]
+            call.sent_at = now
+            link.send(call.request)
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _errand(self, request: wire.Resume | wire.EndSession | wire.Ping, take: Callable[[wire.Answer], None]) -> None:
+        assert self.link is not None
+        self._errands[request.id] = self._loop.time(), take
+        self.link.send(request)
+
+    def _session_resumed(self, session: Session, answer: wire.Answer) -> None:
+        if not isinstance(answer, wire.Done):
+            self._lose(session)
+
+    def _session_ended(self, session: Session, _: wire.Answer) -> None:
+        self._lose(session)
+
+    def _lose(self, session: Session) -> None:
+        self._sessions.pop(session.id, None)
+        session.lost.set()
+
+    # Failing
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise closed_error("tcp")
+
+    def _reject(self, message: str) -> None:
+        lines = self.dialer.attempts.lines()
+        self._fail_all(lambda: RendezvousConnectionError(f"cannot use the server at {self.dialer}: {message}", lines))
+
+    def _fail_all(self, make_error: Callable[[], Exception]) -> None:
+        for call in tuple(self._calls.values()):
+            if not call.future.done():
+                call.future.set_exception(make_error())
+        for follower in tuple(self._follow_ids):
+            follower.fail(make_error(), ended=False)
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(make_error())
+
+    # A connection that says nothing
+
+    def _set_timer(self) -> None:
+        self._timer = self._loop.call_later(self._stall_timeout / 4, self._look)
+
+    def _look(self) -> None:
+        """Ping a silent server, give up on one that does not even answer that."""
+        assert self._timer is not None
+        now = self._loop.time()
+        late = now - self._timer.when()
+        self._timer = None
+        link = self.link
+        if link is not None:
+            silence = now - link.heard_at
+            # If this loop itself stood still, the answers may be waiting to be read.
+            if silence > self._stall_timeout and late < self._stall_timeout / 4:
+                link.abort(ConnectionError(f"nothing was heard for {silence:.1f} s"))
+            elif max(silence, now - self.current_at) > self._stall_timeout / 2:
+                self._errand(wire.Ping(self.next_id()), lambda _: None)
+        if self._calls or self._sessions or self._follow_ids:
+            self._set_timer()
+
+
+def error_of(failed: wire.Failed) -> Exception:
+    """Return the error that a server's answer stands for."""
+    match failed.code:
+        case wire.FAILED_SESSION:
+            return RendezvousSessionError(failed.message)
+        case wire.FAILED_INVALID:
+            return ValueError(failed.message)
+        case _:
+            return RendezvousError(f"refused by the server: {failed.message}")

@@ -1,0 +1,261 @@
+"""The TCP backend as a client sees it: calls, sessions and watches over a ``Channel``."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+import anyio
+from anyio.lowlevel import checkpoint
+
+from rendezvous_async.backends.base import (
+    DEFAULT_NAMESPACE,
+    Backend,
+    Commit,
+    Condition,
+    Entry,
+    Listing,
+    Session,
+    Token,
+    Watch,
+    Write,
+    closed_error,
+)
+from rendezvous_async.backends.tcp import wire
+from rendezvous_async.backends.tcp.channel import Channel, error_of
+from rendezvous_async.backends.tcp.hosting import Host
+from rendezvous_async.errors import RendezvousSessionError
+
+__all__ = ["TcpBackend"]
+
+MAX_UNREAD = 16_384
+"""How many changes a watch gathers for a reader that does not come; then it starts over when the reader does."""
+
+A = TypeVar("A", bound=wire.Answer)
+
+
+class TcpBackend(Backend):
+    """One run's view of a TCP server.
+
+    A call waits until it is answered, also while there is no connection: give it a deadline by a cancel scope. It
+    fails by itself only when the server refuses this client for good.
+
+    Args:
+        channel: The connection, started.
+        host: The server, if this process hosts it or would do so; closed with the backend.
+    """
+
+    name = "tcp"
+    max_writes = 4096
+    max_bytes = 8 * 1024 * 1024
+
+    def __init__(
+        self, channel: Channel, run_id: str, namespace: str = DEFAULT_NAMESPACE, *, host: Host | None = None
+    ) -> None:
+        super().__init__(run_id, namespace)
+        self._channel = channel
+        self.host = host
+
+    def __repr__(self) -> str:
+        hosting = " hosting" if self.is_hosting else ""
+        return f"<TcpBackend tcp://{self._channel.dialer} run={self.run_id!r}{hosting}>"
+
+    @property
+    def attempts(self) -> tuple[str, ...]:
+        """How the latest attempts to connect ended, one line each; empty while there is a connection."""
+        return self._channel.dialer.attempts.lines()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection at this moment."""
+        return self._channel.link is not None
+
+    @property
+    def is_hosting(self) -> bool:
+        """Whether this process hosts the server."""
+        return self.host is not None and self.host.server is not None
+
+    async def open_session(self, ttl: float) -> Session:
+        sent_at = anyio.current_time()
+        id = self._channel.next_id()
+        opened = await self._call(id, wire.OpenSession(id, ttl), wire.Opened)
+        session = _TcpSession(opened.session, opened.ttl, sent_at, self)
+        self._channel.keep_session(session)
+        return session
+
+    async def end_session(self, session: str) -> None:
+        id = self._channel.next_id()
+        await self._call(id, wire.EndSession(id, session), wire.Done)
+
+    async def aclose(self) -> None:
+        await self._channel.aclose()
+        if self.host is not None:
+            await self.host.aclose()
+
+    async def _get(self, key: str) -> Entry | None:
+        id = self._channel.next_id()
+        found = await self._call(id, wire.Get(id, key), wire.Found)
+        if found.entry is not None:
+            self._channel.saw(found.entry.token)
+        return found.entry
+
+    async def _list(self, name: str) -> Listing:
+        id = self._channel.next_id()
+        listed = await self._call(id, wire.List(id, name), wire.Listed)
+        self._channel.saw(listed.listing.token)
+        return listed.listing
+
+    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
+        channel = self._channel
+        id = channel.next_id()
+        number, settled = channel.begin_commit()
+        try:
+            committed = await self._call(id, wire.Transact(id, number, settled, writes, when), wire.Committed)
+        finally:
+            channel.end_commit(number)
+        channel.saw(committed.commit.token)
+        return committed.commit
+
+    def _watch(self, names: tuple[str, ...], after: Token | None) -> Watch:
+        return _TcpWatch(self._channel, names, after)
+
+    async def _call(self, id: int, request: wire.Request, kind: type[A]) -> A:
+        answer = await self._channel.call(id, request)
+        if isinstance(answer, kind):
+            return answer
+        assert isinstance(answer, wire.Failed), f"{request} was answered with {answer}"
+        raise error_of(answer)
+
+
+class _TcpSession(Session):
+    def __init__(self, id: str, ttl: float, sent_at: float, backend: TcpBackend) -> None:
+        super().__init__(id, ttl, sent_at)
+        self._backend = backend
+
+    async def _refresh(self) -> None:
+        channel = self._backend._channel
+        id = channel.next_id()
+        try:
+            await self._backend._call(id, wire.KeepAlive(id, self.id), wire.Done)
+        except RendezvousSessionError:
+            channel.drop_session(self)
+            self.lost.set()
+            raise
+
+    async def aclose(self) -> None:
+        self._backend._channel.drop_session(self)
+        await self._backend.end_session(self.id)
+
+
+class _TcpWatch(Watch):
+    """Gathers what is pushed until the reader comes: of each key the newest entry."""
+
+    def __init__(self, channel: Channel, names: tuple[str, ...], after: Token | None) -> None:
+        super().__init__(after)
+        self._channel = channel
+        self._names = names
+        self._received = after
+        self._news: dict[str, Entry] | None = None
+        self._news_token: Token | None = None
+        self._news_complete = False
+        self._unread = 0
+        self._parked = False
+        self._is_current = False
+        self._current_at = anyio.current_time()
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._ended = False
+        channel.follow(self)
+
+    @property
+    def current_at(self) -> float:
+        if self._is_current:
+            self._current_at = max(self._current_at, self._channel.current_at)
+        return self._current_at
+
+    async def _next(self) -> Listing:
+        await checkpoint()
+        while True:
+            if self._ended:
+                raise StopAsyncIteration
+            if self._channel.closed:
+                raise closed_error("tcp")
+            if self._news is not None:
+                return self._take_news()
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            if self._parked:
+                self._parked = False
+                self._channel.follow(self)
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    async def aclose(self) -> None:
+        self._ended = True
+        self._channel.unfollow(self)
+        self.wake()
+
+    def _take_news(self) -> Listing:
+        news, token = self._news, self._news_token
+        assert news is not None
+        assert token is not None
+        entries = tuple(news[key] for key in sorted(news))
+        self._news = None
+        self._unread = 0
+        return Listing(entries, token, self._news_complete)
+
+    # What the channel calls.
+
+    def follow_request(self, id: int) -> wire.Follow:
+        return wire.Follow(id, self._names, self._received)
+
+    def receive(self, changed: wire.Changed, at: float | None) -> None:
+        if at is not None:
+            self._is_current = True
+            self._current_at = max(self._current_at, at)
+        listing = changed.listing
+        if listing is None:
+            return
+        self._received = listing.token
+        self._channel.saw(listing.token)
+        self._gather(listing)
+        if self._unread > MAX_UNREAD:
+            self._park()
+        elif self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def fail(self, error: Exception, *, ended: bool) -> None:
+        self._error = error
+        self._parked = self._parked or ended
+        self.wake()
+
+    def wake(self) -> None:
+        self._is_current = self._is_current and self._channel.link is not None
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _gather(self, listing: Listing) -> None:
+        if listing.complete or self._news is None:
+            self._news = {entry.key: entry for entry in listing.entries}
+            self._news_complete = listing.complete
+        else:
+            self._unread += len(listing.entries)
+            for entry in listing.entries:
+                if entry.value is None and self._news_complete:
+                    self._news.pop(entry.key, None)  # a complete listing tells of deletions by what it leaves out
+                else:
+                    self._news[entry.key] = entry
+        self._news_token = listing.token
+
+    def _park(self) -> None:
+        """Forget what was gathered; when the reader comes, ask again from where it stands."""
+        self._news = None
+        self._unread = 0
+        self._parked = True
+        self._is_current = False
+        self._received = self._position
+        self._channel.unfollow(self)

@@ -1,0 +1,144 @@
+"""How a client gets a connection: every address of the name in turn, and a record of how each attempt ended."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import ssl
+from collections import OrderedDict
+from collections.abc import Callable
+
+import anyio
+
+from rendezvous_async.backends.tcp.addresses import Address, resolve
+from rendezvous_async.backends.tcp.link import Link, RefusedError, describe
+from rendezvous_async.settings import format_address
+
+__all__ = ["Attempts", "Backoff", "DialError", "Dialer"]
+
+ATTEMPT_SECONDS = 3.0
+_KEPT = 16
+
+
+class Attempts:
+    """The latest attempts and how they ended; the same end of the same attempt is counted, not repeated."""
+
+    def __init__(self) -> None:
+        self._counts: OrderedDict[str, int] = OrderedDict()
+
+    def add(self, text: str) -> None:
+        """Take down how an attempt ended."""
+        self._counts[text] = self._counts.get(text, 0) + 1
+        self._counts.move_to_end(text)
+        while len(self._counts) > _KEPT:
+            self._counts.popitem(last=False)
+
+    def lines(self) -> tuple[str, ...]:
+        """Return one line for each, the latest last."""
+        return tuple(text if count == 1 else f"{text} ({count} times)" for text, count in self._counts.items())
+
+    def clear(self) -> None:
+        """Start over, after a success."""
+        self._counts.clear()
+
+
+class DialError(Exception):
+    """No address gave a connection.
+
+    Attributes:
+        definite: To try again does not help.
+        refused: Nobody listens there, as far as was seen.
+    """
+
+    def __init__(self, message: str, *, definite: bool = False, refused: bool = False) -> None:
+        self.definite = definite
+        self.refused = refused
+        super().__init__(message)
+
+
+class Backoff:
+    """Growing pauses between attempts, each cut short at random so that clients do not come all at once."""
+
+    def __init__(self, rng: random.Random, first: float = 0.02, longest: float = 1.0) -> None:
+        self._rng = rng
+        self._first = first
+        self._longest = longest
+        self._next = first
+
+    def next(self) -> float:
+        """Return the next pause in seconds."""
+        pause = self._next * (0.5 + 0.5 * self._rng.random())
+        self._next = min(self._longest, self._next * 2)
+        return pause
+
+    def reset(self) -> None:
+        """Start with short pauses again."""
+        self._next = self._first
+
+
+class Dialer:
+    """Knows where the server is, and tries all of its addresses.
+
+    Args:
+        host: As in the endpoint.
+        port: As in the endpoint.
+        tls: Encrypts, if given; the certificate must be for ``host``.
+    """
+
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+        self.host = host
+        self.port = port
+        self.attempts = Attempts()
+        self._tls = tls
+        self._last_good: Address | None = None
+
+    def __str__(self) -> str:
+        return format_address(self.host, self.port)
+
+    async def dial(self, make_link: Callable[[], Link]) -> Link:
+        """Return a link whose handshake is over.
+
+        Raises:
+            DialError: No address gave one; ``attempts`` has the details.
+        """
+        try:
+            addresses = await resolve(self.host, self.port)
+        except OSError as error:
+            text = f"{self}: cannot look up {self.host}: {describe(error)}"
+            self.attempts.add(text)
+            raise DialError(text) from None
+        addresses.sort(key=lambda address: address != self._last_good)
+        definite = False
+        refused = bool(addresses)
+        for address in addresses:
+            try:
+                link = await self._try(address, make_link)
+            except (OSError, TimeoutError) as error:
+                self.attempts.add(f"{address}: {describe(error)}")
+                definite = definite or isinstance(error, RefusedError | ssl.SSLError)
+                refused = refused and isinstance(error, ConnectionRefusedError)
+            else:
+                self._last_good = address
+                return link
+        raise DialError(f"{self} cannot be reached", definite=definite, refused=refused)
+
+    async def _try(self, address: Address, make_link: Callable[[], Link]) -> Link:
+        loop = asyncio.get_running_loop()
+        sock = socket.socket(address.family, socket.SOCK_STREAM)
+        link = make_link()
+        try:
+            with anyio.fail_after(ATTEMPT_SECONDS):
+                sock.setblocking(False)
+                await loop.sock_connect(sock, address.socket_address)
+                if self._tls is None:
+                    await loop.create_connection(lambda: link, sock=sock)
+                else:
+                    await loop.create_connection(lambda: link, sock=sock, ssl=self._tls, server_hostname=self.host)
+                await asyncio.wait((link.welcomed,))
+        except BaseException:
+            link.abort()
+            sock.close()
+            raise
+        link.welcomed.result()
+        return link

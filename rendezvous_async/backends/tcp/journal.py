@@ -1,0 +1,149 @@
+"""Nothing leaves the server before what it tells of is on disk: group commit over a ``Log``.
+
+The table changes at once, in memory; the record of the change and every answer and push that was made after it wait
+here. While one batch of records is being synced by a worker thread the next one gathers, so that one fdatasync serves
+many commits, and the event loop never waits for the disk. Answers that only read are held back too while a change is
+on its way: nobody, neither a reader nor a watcher, ever sees what a crash could still undo.
+
+When the disk fails nobody knows what it holds, and the table in memory is ahead of it: the answers that wait are
+dropped and the server is told to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import anyio
+
+from rendezvous_async.backends.frames import Record
+from rendezvous_async.backends.log import Log
+from rendezvous_async.backends.table import Snapshot
+from rendezvous_async.errors import RendezvousConnectionError
+
+__all__ = ["Journal", "Outlet"]
+
+logger = logging.getLogger(__name__)
+
+RETRY_SNAPSHOT = 60.0
+
+
+class Outlet(Protocol):
+    """Where answers go: a connection."""
+
+    def take_unsent(self) -> bytearray:
+        """Hand over what waits to be sent."""
+
+    def release(self, data: bytearray) -> None:
+        """Send what was taken before."""
+
+
+class Journal:
+    """Records on their way to the disk, and the answers that wait for them.
+
+    Args:
+        log: Open, and nobody else's.
+        on_failure: Called once, with the error, when the disk has failed.
+    """
+
+    def __init__(self, log: Log, on_failure: Callable[[Exception], None]) -> None:
+        self._log = log
+        self._on_failure = on_failure
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rendezvous-log")
+        self._records: list[Record] = []
+        self._waiting: dict[Outlet, None] = {}
+        self._held: list[tuple[Outlet, bytearray]] = []
+        self._scheduled = False
+        self._writing = False
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._failed = False
+        self._no_snapshot_before = 0.0
+        self.batches = 0
+
+    def __repr__(self) -> str:
+        return f"<Journal {self._log!r} records={len(self._records)}{' failed' if self._failed else ''}>"
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that has happened is on disk, so that answers may go out at once."""
+        return not self._writing and not self._records and not self._failed
+
+    def record(self, record: Record) -> None:
+        """Take the record of a change; it is written at the end of this turn of the event loop, with all others."""
+        self._records.append(record)
+        self._quiet.clear()
+        if not self._writing and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._write)
+
+    def hold(self, outlet: Outlet) -> None:
+        """Call ``outlet`` back when everything that has happened until now is on disk."""
+        self._waiting[outlet] = None
+
+    async def aclose(self) -> None:
+        """Wait until everything is on disk, and close the log."""
+        await self._quiet.wait()
+        await self._loop.run_in_executor(self._thread, self._log.close)
+        self._thread.shutdown(wait=False)
+
+    def _write(self) -> None:
+        self._scheduled = False
+        if self._failed:
+            return
+        records, self._records = self._records, []
+        self._held = [(outlet, outlet.take_unsent()) for outlet in self._waiting]
+        self._waiting.clear()
+        snapshot = None
+        if self._log.is_long and anyio.current_time() >= self._no_snapshot_before:
+            snapshot = self._log.table.snapshot()
+        self._writing = True
+        self.batches += 1
+        future = self._thread.submit(self._to_disk, records, snapshot)
+        future.add_done_callback(self._call_back)
+
+    def _to_disk(self, records: list[Record], snapshot: Snapshot | None) -> bool:
+        """Runs on the thread; tells whether a snapshot was wanted and failed."""
+        if snapshot is not None:
+            try:
+                self._log.compact(snapshot)  # which holds the records already
+                return False
+            except RendezvousConnectionError as error:
+                if self._log.broken:
+                    raise
+                logger.warning("the log goes on without a snapshot: %s", error)
+        self._log.append(records)
+        return snapshot is not None
+
+    def _call_back(self, future: Future[bool]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed under us; nobody waits any more
+            self._loop.call_soon_threadsafe(self._written, future)
+
+    def _written(self, future: Future[bool]) -> None:
+        self._writing = False
+        error = future.exception()
+        if error is not None:
+            self._failed = True
+            self._held.clear()
+            self._waiting.clear()
+            self._quiet.set()
+            self._on_failure(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+            return
+        if future.result():
+            self._no_snapshot_before = anyio.current_time() + RETRY_SNAPSHOT
+        held, self._held = self._held, []
+        for outlet, data in held:
+            outlet.release(data)
+        if self._records:
+            if not self._scheduled:
+                self._write()
+            return
+        self._quiet.set()
+        waiting, self._waiting = self._waiting, {}
+        for outlet in waiting:
+            outlet.release(outlet.take_unsent())

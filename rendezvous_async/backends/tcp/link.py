@@ -1,0 +1,179 @@
+"""The client's side of one connection: the handshake, then requests out and answers in. It is used once, and lost once.
+
+It knows nothing of calls, sessions or watches; ``channel.py`` gives it what to send and takes what comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+from rendezvous_async.backends.tcp import wire
+from rendezvous_async.backends.tcp.auth import Secret, prove, verify
+
+__all__ = ["Link", "RefusedError"]
+
+_DEFINITE: Final = frozenset(
+    {wire.REFUSED_VERSION, wire.REFUSED_SECRET, wire.REFUSED_LIMIT, wire.REFUSED_PROTOCOL, wire.REFUSED_STORAGE}
+)
+
+
+class RefusedError(ConnectionError):
+    """The other side will not talk to us, and to ask again does not help."""
+
+
+class Link(asyncio.Protocol):
+    """One connection to a server.
+
+    Args:
+        hello: What to say first.
+        secret: What to prove, and to demand a proof of.
+        on_answer: Called for each answer and push after the handshake.
+
+    Attributes:
+        welcomed: Done when the handshake is over; fails with RefusedError, or with another error if it may work later.
+        lost: Done when the connection is closed.
+        why: What ended it, if that is known.
+        heard_at: When bytes last came, by the loop's clock.
+    """
+
+    def __init__(self, hello: wire.Hello, secret: Secret | None, on_answer: Callable[[wire.Answer], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.welcomed: asyncio.Future[wire.Welcome] = self._loop.create_future()
+        self.lost: asyncio.Future[None] = self._loop.create_future()
+        self.why: Exception | None = None
+        self.heard_at = self._loop.time()
+        self._hello = wire.frame(hello)
+        self._challenge = b""
+        self._secret = secret
+        self._on_answer = on_answer
+        self._frames = wire.FrameDecoder(wire.HANDSHAKE_FRAME)
+        self._out = bytearray()
+        self._scheduled = False
+        self._is_encrypted = False
+        self._transport: asyncio.Transport | None = None
+
+    def __repr__(self) -> str:
+        peer = self._transport.get_extra_info("peername") if self._transport is not None else None
+        return f"<Link to {peer}>"
+
+    def send(self, message: wire.Request) -> None:
+        """Send a request, at the end of this turn of the loop, together with all others."""
+        wire.frame_into(self._out, message)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def close(self) -> None:
+        """Close the connection once everything is sent; ``lost`` tells when."""
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self, why: Exception | None = None) -> None:
+        """Close the connection at once."""
+        self.why = self.why or why
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        if self._out and self._transport is not None:
+            # The transport may keep the buffer: it is given away, not used again.
+            out, self._out = self._out, bytearray()
+            self._transport.write(out)
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._is_encrypted = transport.get_extra_info("ssl_object") is not None
+        transport.write(self._hello)
+
+    def data_received(self, data: bytes) -> None:
+        self.heard_at = self._loop.time()
+        frames = self._frames
+        frames.feed(data)
+        try:
+            while (body := frames.next()) is not None:
+                message = wire.decode_answer(body)
+                if isinstance(message, wire.Refused):
+                    self._refused(message)
+                    return
+                if self.welcomed.done():
+                    if isinstance(message, wire.Challenge | wire.Welcome):
+                        raise wire.FrameError("a second greeting")
+                    self._on_answer(message)
+                else:
+                    self._greeted(message, body)
+        except wire.FrameError as error:
+            self.abort(ConnectionError(f"what answers there is no server of ours ({error})"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        if isinstance(error, ssl.SSLError):
+            self.why = self.why or RefusedError(f"TLS failed: {describe(error)}")
+        if not self.welcomed.done():
+            self.welcomed.set_exception(self.why or error or self._silence())
+            self.welcomed.exception()  # whoever dialled may have given up already
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def _silence(self) -> Exception:
+        """What it probably means that the server closed the connection and said nothing."""
+        if self._is_encrypted:
+            return RefusedError("closed the connection right after the TLS handshake (does it demand a certificate?)")
+        return ConnectionError("closed the connection without a word (does it expect TLS?)")
+
+    # The handshake.
+
+    def _refused(self, refused: wire.Refused) -> None:
+        kind = RefusedError if refused.code in _DEFINITE else ConnectionError
+        self.abort(kind(f"refused: {refused.message}"))
+
+    def _greeted(self, message: wire.Challenge | wire.Welcome | wire.Answer, body: bytes) -> None:
+        match message:
+            case wire.Challenge() if not self._challenge:
+                if self._secret is None:
+                    self.abort(RefusedError("the server wants a secret; set secret=..."))
+                    return
+                self._challenge = body
+                proof = prove(self._secret.key, "client", self._hello[4:], body)
+                assert self._transport is not None
+                self._transport.write(wire.frame(wire.Proof(proof)))
+            case wire.Welcome():
+                self._welcomed(message)
+            case _:
+                raise wire.FrameError("a greeting out of turn")
+
+    def _welcomed(self, welcome: wire.Welcome) -> None:
+        if welcome.version != wire.PROTOCOL:
+            self.abort(RefusedError(f"the server speaks version {welcome.version}, this client {wire.PROTOCOL}"))
+            return
+        if self._secret is not None and not (
+            self._challenge and verify(self._secret.key, "server", self._hello[4:], self._challenge, welcome.proof)
+        ):
+            self.abort(RefusedError("the server does not know the secret that this client was given"))
+            return
+        self._frames.max_frame = wire.MAX_ANSWER
+        if not self.welcomed.done():
+            self.welcomed.set_result(welcome)
+
+
+def describe(error: BaseException) -> str:
+    """Return what an error of the system says, without its number."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the server's certificate is not accepted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return error.reason or str(error)
+    if isinstance(error, TimeoutError) and not str(error):
+        return "no answer in time"
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    if isinstance(error, OSError) and error.strerror:  # of the resolver, which counts its errors by itself
+        return error.strerror.lower()
+    return str(error) or type(error).__name__

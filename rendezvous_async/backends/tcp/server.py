@@ -1,0 +1,317 @@
+"""The TCP server: a table, who watches it, and the connections that use it.
+
+One event loop, no task: connections call in from their transports, a timer ends sessions, and at the end of each turn
+in which something has changed the watchers are told, all changes at once. It can live inside any process of the run,
+or alone (``serve``).
+
+A session belongs to the connection that last opened or refreshed it. When that connection goes, the session is suspect:
+it ends ``disconnect_grace`` later unless its client is back by then. A peer that is merely silent has its whole TTL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import anyio
+
+from rendezvous_async.backends.base import Commit, Condition, Write
+from rendezvous_async.backends.fanout import Fanout
+from rendezvous_async.backends.frames import Committed, Ended, Opened
+from rendezvous_async.backends.log import Log
+from rendezvous_async.backends.table import CommitId, Table
+from rendezvous_async.backends.tcp import wire
+from rendezvous_async.backends.tcp.addresses import BACKLOG
+from rendezvous_async.backends.tcp.auth import Secret
+from rendezvous_async.backends.tcp.connection import Connection, Watcher
+from rendezvous_async.backends.tcp.journal import Journal
+from rendezvous_async.backends.tcp.limits import Limits
+
+if TYPE_CHECKING:
+    import ssl
+
+    from msgspec import Raw
+
+__all__ = ["DISCONNECT_GRACE", "TcpServer"]
+
+logger = logging.getLogger(__name__)
+
+DISCONNECT_GRACE = 1.0
+REMEMBER_CLIENT = 600.0
+"""Seconds for which the answers of a client that is gone are kept, should it ask again."""
+REMEMBERED_CLIENTS = 65_536
+_STALL = 0.25
+"""A timer that comes so much late means that this loop stood still: the peers' keep-alives wait to be read."""
+
+
+class TcpServer:
+    """Serves a table on sockets.
+
+    Args:
+        log: Where the table is kept; None for a table in memory, whose history ends with the server.
+        secret: What every client must know.
+        limits: What clients are given.
+        disconnect_grace: Seconds that a session outlives its connection.
+        endpoint: What to hand out to clients, for the repr and for messages.
+    """
+
+    def __init__(
+        self,
+        *,
+        log: Log | None = None,
+        secret: Secret | None = None,
+        limits: Limits | None = None,
+        disconnect_grace: float = DISCONNECT_GRACE,
+        endpoint: str = "",
+    ) -> None:
+        self.table = Table(secrets.token_hex(8)) if log is None else log.table
+        self.journal = None if log is None else Journal(log, self._fail)
+        self.secret = secret
+        self.limits = limits or Limits()
+        self.disconnect_grace = disconnect_grace
+        self.endpoint = endpoint
+        self.fanout: Fanout[Watcher] = Fanout()
+        self.failed = anyio.Event()
+        self.failure: Exception | None = None
+        self._connections: set[Connection] = set()
+        self._clients: dict[str, Connection] = {}
+        self._numbers: dict[str, int] = {}
+        now = anyio.current_time()
+        answers = self.table.snapshot().answers if log is not None else {}
+        self._gone: OrderedDict[str, float] = OrderedDict.fromkeys(answers, now)
+        self._owners: dict[str, Connection] = {}
+        self._settled = self.table.token
+        self._settling: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._no_expiry_before = 0.0
+        self._listeners: list[asyncio.Server] = []
+        self._sessions_ended = anyio.Event()
+        self._closed = False
+        self._set_timer()
+
+    def __repr__(self) -> str:
+        return f"<TcpServer {self.endpoint} connections={len(self._connections)} {self.table!r}>"
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._connections)
+
+    async def start(self, sockets: Iterable[socket.socket], tls: ssl.SSLContext | None = None) -> None:
+        """Serve on sockets that listen already."""
+        loop = asyncio.get_running_loop()
+        for sock in sockets:
+            listener = await loop.create_server(
+                lambda: Connection(self),
+                sock=sock,
+                ssl=tls,
+                ssl_handshake_timeout=None if tls is None else self.limits.handshake,
+                backlog=BACKLOG,
+            )
+            self._listeners.append(listener)
+
+    async def aclose(self) -> None:
+        """Stop serving; with a log, everything that was done is on disk afterwards."""
+        self._closed = True
+        for listener in self._listeners:
+            listener.close()
+        for timer in (self._timer, self._settling):
+            if timer is not None:
+                timer.cancel()
+        for connection in tuple(self._connections):
+            connection.refuse(wire.REFUSED_CLOSING, "the server is closing")
+        if self.journal is not None:
+            await self.journal.aclose()
+        for connection in tuple(self._connections):
+            connection.abort()
+        # The transports close in the next turn; then nothing of ours is left in the loop.
+        await anyio.lowlevel.checkpoint()
+
+    async def without_sessions(self) -> None:
+        """Wait until no session is open."""
+        while self.table.sessions and self.failure is None and not self._closed:
+            self._sessions_ended = anyio.Event()
+            await self._sessions_ended.wait()
+
+    # Connections
+
+    def admit(self, connection: Connection) -> bool:
+        """Take in a connection, if there is a place for it."""
+        if len(self._connections) >= self.limits.connections or self._closed:
+            return False
+        self._connections.add(connection)
+        return True
+
+    def welcome(self, connection: Connection, hello: wire.Hello) -> bool:
+        """Make a connection that of its client; False if the client has a newer one.
+
+        An older one is cut at once, with all requests in it that were not read yet: the client sends them again on this
+        one, and must not find them done once more later.
+        """
+        client = f"{hello.scope}|{hello.client}" if hello.scope else hello.client
+        if hello.connection <= self._numbers.get(client, -1):
+            return False
+        if self.failure is not None:
+            connection.refuse(wire.REFUSED_STORAGE, str(self.failure))
+            return False
+        self._numbers[client] = hello.connection
+        old = self._clients.pop(client, None)
+        if old is not None:
+            old.abort()
+        self._gone.pop(client, None)
+        self._clients[client] = connection
+        connection.client, connection.number, connection.scope = client, hello.connection, hello.scope
+        if self.journal is None:
+            self.table.raise_revision(hello.revision)
+        return True
+
+    def part(self, connection: Connection) -> None:
+        """Let go of a connection that is closed; its sessions are suspect."""
+        self._connections.discard(connection)
+        for watcher in connection.watchers.values():
+            self.fanout.remove(watcher.names, watcher)
+        connection.watchers.clear()
+        now = anyio.current_time()
+        for session in connection.sessions:
+            if self._owners.get(session) is connection:
+                del self._owners[session]
+                self.table.hasten(session, now + self.disconnect_grace)
+        connection.sessions.clear()
+        client = connection.client
+        if client is not None and self._clients.get(client) is connection:
+            del self._clients[client]
+            self._gone[client] = now
+            self._forget_old(now)
+        if not self._closed:
+            self._set_timer()
+
+    def forget(self, connection: Connection) -> None:
+        """Forget what was kept for a client that will not come back."""
+        client = connection.client
+        if client is not None and self._clients.get(client) is connection:
+            del self._clients[client]
+            del self._numbers[client]
+            self.table.forget(client)
+
+    def _forget_old(self, now: float) -> None:
+        while self._gone:
+            client, gone_at = next(iter(self._gone.items()))
+            if len(self._gone) <= REMEMBERED_CLIENTS and now - gone_at < REMEMBER_CLIENT:
+                break
+            del self._gone[client]
+            self._numbers.pop(client, None)
+            self.table.forget(client)
+
+    # What connections ask for; whatever changes the table goes through here, and into the log.
+
+    def commit(self, writes: Sequence[Write], when: Sequence[Condition], id: CommitId) -> Commit:
+        """Commit to the table."""
+        before = self.table.revision
+        commit = self.table.commit(writes, when, id)
+        if self.journal is not None and commit.won and self.table.revision > before:
+            self.journal.record(Committed(tuple(writes), (), id))
+        return commit
+
+    def open_session(self, connection: Connection, ttl: float) -> str:
+        """Open a session that belongs to this connection."""
+        session = self.table.open_session(ttl, anyio.current_time(), connection.scope)
+        self._own(connection, session)
+        if self.journal is not None:
+            self.journal.record(Opened(session, ttl))
+        self._set_timer()
+        return session
+
+    def keep_alive(self, connection: Connection, session: str) -> bool:
+        """Refresh a session, which belongs to this connection from now on; False if it has ended."""
+        if not self.table.keep_alive(session, asyncio.get_running_loop().time()):
+            return False
+        if self._owners.get(session) is not connection:
+            self._own(connection, session)
+        return True
+
+    def resume(self, connection: Connection, session: str) -> bool:
+        """Let a session belong to this connection; False if it has ended."""
+        if not self.table.resume(session):
+            return False
+        self._own(connection, session)
+        return True
+
+    def end_session(self, session: str) -> None:
+        """End a session, if it is open."""
+        if not self.table.end_session(session):
+            return
+        owner = self._owners.pop(session, None)
+        if owner is not None:
+            owner.sessions.discard(session)
+        if self.journal is not None:
+            self.journal.record(Ended(session))
+        if not self.table.sessions:
+            self._sessions_ended.set()
+
+    def _own(self, connection: Connection, session: str) -> None:
+        owner = self._owners.get(session)
+        if owner is not None:
+            owner.sessions.discard(session)
+        self._owners[session] = connection
+        connection.sessions.add(session)
+
+    # Changes and time
+
+    def settle_soon(self) -> None:
+        """See to it that watchers are told of what has changed, at the end of this turn of the loop."""
+        if self._settling is None and self.table.has_changed:
+            self._settling = asyncio.get_running_loop().call_soon(self._settle)
+
+    def _settle(self) -> None:
+        self._settling = None
+        settled = self._settled
+        touched: dict[Connection, None] = {}
+        for watcher in self.fanout.concerned(self.table.take_changed()):
+            watcher.connection.mark(watcher, settled)
+            touched[watcher.connection] = None
+        self._settled = self.table.token
+        memo: dict[tuple[tuple[str, ...], int], Raw | None] = {}
+        for connection in touched:
+            connection.push(memo)
+
+    def _set_timer(self) -> None:
+        due = self.table.next_due()
+        if due is not None:
+            due = max(due, self._no_expiry_before)
+        if self._timer is not None and (due is None or self._timer.when() > due):
+            self._timer.cancel()
+            self._timer = None
+        if due is not None and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_at(due, self._expire)
+
+    def _expire(self) -> None:
+        assert self._timer is not None
+        now = anyio.current_time()
+        late = now - self._timer.when()
+        if late > _STALL:
+            logger.warning(
+                "the server's event loop stood still for %.1f s; sessions that are due get a moment more", late
+            )
+            self._no_expiry_before = now + _STALL
+            self._timer = None
+            self._set_timer()
+            return
+        self._timer = None
+        for session in self.table.due(now):
+            self.end_session(session)
+        self.settle_soon()
+        self._set_timer()
+
+    def _fail(self, error: Exception) -> None:
+        """The disk has failed: what the table holds is not what a restart would find. Nothing more is served."""
+        self.failure = error
+        logger.error("the server at %s stops: %s", self.endpoint, error)
+        for connection in tuple(self._connections):
+            connection.refuse(wire.REFUSED_STORAGE, f"the server's log failed: {error}")
+        self._sessions_ended.set()
+        self.failed.set()

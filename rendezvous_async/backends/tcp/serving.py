@@ -1,0 +1,162 @@
+"""Start a server: check that it is safe, listen, read the log, serve."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.to_thread
+
+from rendezvous_async.backends.log import Log
+from rendezvous_async.backends.tcp.addresses import Address, listen_on, resolve
+from rendezvous_async.backends.tcp.auth import Secret
+from rendezvous_async.backends.tcp.limits import Limits
+from rendezvous_async.backends.tcp.server import DISCONNECT_GRACE, TcpServer
+from rendezvous_async.backends.tcp.tls import Tls
+from rendezvous_async.errors import RendezvousConnectionError
+from rendezvous_async.settings import DEFAULT_PORTS, check_seconds, format_address
+
+__all__ = ["serve", "start_server"]
+
+LOG_NAME = "rendezvous.log"
+
+
+@asynccontextmanager
+async def serve(
+    host: str = "127.0.0.1",
+    port: int = DEFAULT_PORTS["tcp"],
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    secret: str | bytes | None = None,
+    tls: ssl.SSLContext | None = None,
+    insecure: bool = False,
+    tls_ca: str | os.PathLike[str] | None = None,
+    tls_cert: str | os.PathLike[str] | None = None,
+    tls_key: str | os.PathLike[str] | None = None,
+    disconnect_grace: float = DISCONNECT_GRACE,
+    limits: Limits | None = None,
+) -> AsyncIterator[TcpServer]:
+    """Serve ``tcp://`` for as long as the block runs; ``.endpoint`` of its value is ready to hand out.
+
+    Args:
+        host: An address, or a name; all of its addresses are served, or none.
+        port: 0 means any free port.
+        data_dir: Keep everything on disk here: a restart with the same directory goes on where this server stopped.
+            Without it, a restarted server begins a new history, and every node must join afresh.
+        secret: What clients must know; see ``restrict`` for secrets that open some runs only.
+        tls: A server-side context; or give the files ``tls_cert``, ``tls_key`` and, to demand certificates of clients,
+            ``tls_ca``.
+        insecure: Serve on an address that others can reach with neither secret nor TLS.
+        disconnect_grace: Seconds that a session outlives its connection.
+        limits: What clients are given.
+
+    Raises:
+        ValueError: The address can be reached by others, and there is neither secret nor TLS, nor ``insecure``.
+        RendezvousConnectionError: The address cannot be had.
+        RendezvousStateError: The log in ``data_dir`` is damaged, or in use by another server.
+    """
+    encryption = Tls.make(tls, ca=tls_ca, cert=tls_cert, key=tls_key)
+    if encryption.client is not None and encryption.server is None:
+        raise ValueError("to serve with TLS give tls_cert and tls_key, or a server-side context as tls")
+    server = await start_server(
+        host,
+        port,
+        data_dir=data_dir,
+        secret=None if secret is None else Secret.parse(secret),
+        tls=encryption.server,
+        insecure=insecure,
+        disconnect_grace=disconnect_grace,
+        limits=limits,
+    )
+    try:
+        yield server
+    finally:
+        with anyio.CancelScope(shield=True):
+            await server.aclose()
+
+
+async def start_server(
+    host: str,
+    port: int,
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    secret: Secret | None = None,
+    tls: ssl.SSLContext | None = None,
+    insecure: bool = False,
+    disconnect_grace: float = DISCONNECT_GRACE,
+    limits: Limits | None = None,
+) -> TcpServer:
+    """Start a server; the caller closes it with ``aclose()``. See ``serve``."""
+    check_seconds("disconnect_grace", disconnect_grace)
+    try:
+        addresses = await resolve(host, port)
+    except OSError as error:
+        raise RendezvousConnectionError(f"cannot serve on {format_address(host, port)}: {error.strerror}") from error
+    check_secure(addresses, secret is not None or tls is not None, insecure)
+    try:
+        sockets = listen_on(addresses)
+    except OSError as error:
+        raise RendezvousConnectionError(f"cannot serve on {format_address(host, port)}: {error.strerror}") from error
+    return await start_on(
+        sockets,
+        host,
+        data_dir=data_dir,
+        secret=secret,
+        tls=tls,
+        disconnect_grace=disconnect_grace,
+        limits=limits,
+    )
+
+
+async def start_on(
+    sockets: Sequence[socket.socket],
+    host: str,
+    *,
+    data_dir: str | os.PathLike[str] | None,
+    secret: Secret | None,
+    tls: ssl.SSLContext | None,
+    disconnect_grace: float,
+    limits: Limits | None,
+) -> TcpServer:
+    """Serve on sockets that listen; they are closed if it fails."""
+    log = None
+    try:
+        if data_dir is not None:
+            path = os.path.join(data_dir, LOG_NAME)
+            now = anyio.current_time()
+            log = await anyio.to_thread.run_sync(lambda: Log.open(path, exclusive=True, now=now))
+        endpoint = f"tcp://{format_address(name_for_others(host), sockets[0].getsockname()[1])}"
+        server = TcpServer(log=log, secret=secret, limits=limits, disconnect_grace=disconnect_grace, endpoint=endpoint)
+        await server.start(sockets, tls)
+    except BaseException:
+        for sock in sockets:
+            sock.close()
+        if log is not None:
+            log.close()
+        raise
+    return server
+
+
+def check_secure(addresses: Sequence[Address], protected: bool, insecure: bool) -> None:
+    """Raise ValueError if others could reach a server that lets everybody in."""
+    if protected or insecure:
+        return
+    reachable = next((address for address in addresses if not address.is_loopback), None)
+    if reachable is not None:
+        raise ValueError(
+            f"{reachable} can be reached by other machines, and whoever reaches it could read and write every run: set "
+            "secret=..., or TLS (tls_cert=... and tls_key=...), or say insecure=True if the network is trusted"
+        )
+
+
+def name_for_others(host: str) -> str:
+    """Return what clients should call a server that listens on ``host``."""
+    try:
+        wildcard = Address(host, 0).is_wildcard
+    except ValueError:
+        return host
+    return socket.gethostname() if wildcard else host

@@ -1,0 +1,177 @@
+"""What was acknowledged is on disk: servers killed at any moment, disks that fill up, logs that grow."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import anyio
+import pytest
+
+from rendezvous_async.backends.base import Condition, Put, Token
+from rendezvous_async.backends.tcp import TcpBackend, serve
+from rendezvous_async.backends.tcp.serving import LOG_NAME
+from rendezvous_async.errors import RendezvousConnectionError, RendezvousStateError
+from tests.backends.tcp.support import ServerProcess, connect, connected, eventually
+
+WAIT = 20.0
+
+
+class Writers:
+    """Write new keys and count up old ones, and remember what was acknowledged."""
+
+    def __init__(self, backends: list[TcpBackend]) -> None:
+        self.backends = backends
+        self.acknowledged: dict[str, tuple[bytes, Token]] = {}
+        self.counts = [0] * len(backends)
+        self.commits = 0
+
+    async def write(self, number: int) -> None:
+        backend = self.backends[number]
+        token: Token | None = None
+        while True:
+            count = b"%d" % (self.counts[number] + 1)
+            new = f"{number}/{self.counts[number]}"
+            key = f"counter/{number}"
+            commit = await backend.commit(Put(key, count), Put(new, count), when=[Condition(key, token)])
+            # Nobody else writes this key: it loses only if an earlier commit was done twice, or undone.
+            assert commit.won, (key, token, commit)
+            token = commit.token
+            self.counts[number] += 1
+            self.acknowledged[key] = self.acknowledged[new] = count, token
+            self.commits += 1
+
+    async def check(self, backend: TcpBackend) -> None:
+        found = {entry.key: (entry.value, entry.token) for entry in (await backend.list("")).entries}
+        for key, (value, token) in self.acknowledged.items():
+            if not key.startswith("counter/"):
+                assert found.get(key) == (value, token), key
+        for number, count in enumerate(self.counts):  # one more may be on its way
+            current = found[f"counter/{number}"][0] or b""
+            assert int(current) in (count, count + 1)
+
+
+async def survive(data_dir: Path, kills: int, seed: int) -> None:
+    rng = random.Random(seed)
+    async with ServerProcess(data_dir) as server, connected(server.endpoint) as reader:
+        backends = [await connect(server.endpoint) for _ in range(4)]
+        session = await reader.open_session(60)
+        first = await reader.commit(Put("bound", b"", session.id))
+        writers = Writers(backends)
+        async with anyio.create_task_group() as group:
+            for number in range(len(backends)):
+                group.start_soon(writers.write, number)
+            for _ in range(kills):
+                before = writers.commits
+                await eventually(lambda before=before: writers.commits > before, WAIT)  # type: ignore[misc]
+                await anyio.sleep(rng.random() * 0.1)
+                await server.kill()
+                await server.start()
+                with anyio.fail_after(WAIT):
+                    await writers.check(reader)
+            group.cancel_scope.cancel()
+        with anyio.fail_after(WAIT):
+            entry = await reader.get("bound")
+            assert entry is not None
+            assert entry.token == first.token  # the same epoch, the same session
+            await session.keep_alive()
+            for backend in backends:
+                await backend.aclose()
+
+
+async def test_acknowledged_commits_survive_kills(tmp_path: Path) -> None:
+    await survive(tmp_path, kills=4, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+async def test_acknowledged_commits_survive_many_kills(tmp_path: Path, seed: int) -> None:
+    await survive(tmp_path, kills=50, seed=seed)
+
+
+async def test_watches_and_sessions_go_on_after_a_restart(tmp_path: Path) -> None:
+    async with (
+        ServerProcess(tmp_path) as server,
+        connected(server.endpoint) as backend,
+        connected(server.endpoint) as other,
+        other.watch("a/") as watch,
+    ):
+        session = await backend.open_session(5)
+        await backend.commit(Put("a/bound", b"1", session.id))
+        while not (await anext(watch)).entries:
+            pass
+        await server.kill()
+        await server.start()
+        with anyio.fail_after(WAIT):
+            await session.keep_alive()
+            await backend.commit(Put("a/bound", b"2", session.id))
+            listing = await anext(watch)
+            assert [(entry.key, entry.value) for entry in listing.entries] == [("a/bound", b"2")]
+            assert not listing.complete  # it went on, it did not start over
+            await session.aclose()
+            assert [entry.value for entry in (await anext(watch)).entries] == [None]
+
+
+async def test_a_session_whose_owner_is_gone_has_a_full_ttl_after_a_restart(tmp_path: Path) -> None:
+    async with ServerProcess(tmp_path) as server:
+        async with connected(server.endpoint) as backend:
+            session = await backend.open_session(2.5)
+            await backend.commit(Put("bound", b"", session.id))
+        await server.kill()
+        restarted_at = anyio.current_time()
+        await server.start()
+        async with connected(server.endpoint) as other, other.watch("bound") as watch:
+            with anyio.fail_after(WAIT):
+                assert len((await anext(watch)).entries) == 1
+                assert [entry.value for entry in (await anext(watch)).entries] == [None]
+            assert 2.5 <= anyio.current_time() - restarted_at <= 10
+
+
+async def test_one_sync_serves_many_commits(tmp_path: Path) -> None:
+    async with serve(port=0, data_dir=tmp_path) as server, connected(server.endpoint) as backend:
+        async with anyio.create_task_group() as group:
+            for number in range(500):
+                group.start_soon(backend.commit, Put(f"key/{number}", b"x"))
+        assert server.table.revision == 500
+        assert server.journal is not None
+        assert server.journal.batches < 100
+
+
+async def test_the_log_does_not_grow_for_ever(tmp_path: Path) -> None:
+    log = tmp_path / LOG_NAME
+    async with serve(port=0, data_dir=tmp_path) as server, connected(server.endpoint) as backend:
+        largest = 0
+        for number in range(120):
+            await backend.commit(Put("key", b"%6d" % number + b"x" * 100_000))
+            largest = max(largest, log.stat().st_size)
+        assert largest < 4_000_000  # of 12 MB that were written
+    async with serve(port=0, data_dir=tmp_path) as server, connected(server.endpoint) as backend:
+        entry = await backend.get("key")
+        assert entry is not None
+        assert entry.value is not None
+        assert entry.value.startswith(b"   119")
+
+
+async def test_a_directory_has_one_server(tmp_path: Path) -> None:
+    async with serve(port=0, data_dir=tmp_path):
+        with pytest.raises(RendezvousStateError, match="in use by another"):
+            async with serve(port=0, data_dir=tmp_path):
+                pass
+    async with serve(port=0, data_dir=tmp_path):
+        pass
+
+
+async def test_a_full_disk_stops_the_server_and_loses_nothing_acknowledged(tmp_path: Path) -> None:
+    """The file may not grow past 300 kB: the write fails as on a full disk."""
+    server = ServerProcess(tmp_path, file_size=300_000)
+    acknowledged: list[int] = []
+    async with server, connected(server.endpoint) as backend, connected(server.endpoint) as other:
+        with pytest.raises(RendezvousConnectionError, match="cannot write to the log"), anyio.fail_after(WAIT):
+            for number in range(100):
+                await backend.commit(Put(f"key/{number}", b"x" * 10_000))
+                acknowledged.append(number)
+        with pytest.raises(RendezvousConnectionError, match="cannot write to the log"), anyio.fail_after(WAIT):
+            await other.get("key/0")  # what memory holds is not what a restart would find: reads are refused too
+    assert len(acknowledged) > 10
+    async with serve(port=0, data_dir=tmp_path) as again, connected(again.endpoint) as backend:
+        assert len((await backend.list("key/")).entries) == len(acknowledged)

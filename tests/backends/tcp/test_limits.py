@@ -1,0 +1,194 @@
+"""What a server does to those who ask too much, talk nonsense or do not listen; and that others do not notice."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+
+import anyio
+import pytest
+
+from rendezvous_async.backends.base import Put
+from rendezvous_async.backends.tcp import Limits, serve, wire
+from rendezvous_async.backends.tcp.auth import new_nonce
+from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
+from tests.backends.tcp.support import RawClient, connected
+
+
+async def refusal(peer: RawClient) -> str:
+    """The reason that a peer is given before it is cut off."""
+    while not isinstance(answer := await peer.read(), wire.Refused):
+        pass
+    await peer.read_end()
+    return answer.code
+
+
+def test_limits_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="keys"):
+        Limits(keys=0)
+
+
+async def test_connections_are_limited() -> None:
+    async with serve(port=0, limits=Limits(connections=2)) as server, connected(server.endpoint) as first:
+        async with connected(server.endpoint):
+            with pytest.raises(RendezvousConnectionError, match="has its 2 connections"):
+                async with connected(server.endpoint):
+                    pass
+            await first.commit(Put("key", b"still served"))
+        with anyio.fail_after(10):
+            while True:  # the place is free again as soon as the server has seen the end of the second
+                try:
+                    async with connected(server.endpoint):
+                        break
+                except RendezvousConnectionError:
+                    await anyio.lowlevel.checkpoint()
+
+
+async def test_a_peer_that_never_greets_is_cut_off() -> None:
+    async with serve(port=0, limits=Limits(handshake=0.1)) as server, connected(server.endpoint) as other:
+        async with RawClient.connect(server.endpoint) as peer:
+            assert await refusal(peer) == wire.REFUSED_LATE
+        async with RawClient.connect(server.endpoint) as peer:
+            peer.writer.write(b"\0")
+            assert await refusal(peer) == wire.REFUSED_LATE
+        await other.commit(Put("key", b"still served"))
+
+
+async def test_another_version_is_refused_and_says_so() -> None:
+    async with serve(port=0) as server, RawClient.connect(server.endpoint) as peer:
+        peer.send(wire.Hello(99, "client", 1, 0, new_nonce()))
+        refused = await peer.read()
+        assert refused == wire.Refused(
+            wire.REFUSED_VERSION, "the server speaks version 1 of the protocol, the client version 99"
+        )
+        await peer.read_end()
+
+
+async def test_a_frame_that_is_too_long_ends_the_connection_unread() -> None:
+    async with serve(port=0, limits=Limits(frame=10_000)) as server, connected(server.endpoint) as other:
+        async with RawClient.connect(server.endpoint) as peer:
+            peer.writer.write((5000).to_bytes(4, "big"))  # too long for a greeting
+            assert await refusal(peer) == wire.REFUSED_PROTOCOL
+        async with RawClient.connect(server.endpoint) as peer:
+            await peer.greet()
+            peer.writer.write((10_001).to_bytes(4, "big") + b"x" * 1_000_000)
+            assert await refusal(peer) == wire.REFUSED_PROTOCOL
+        with pytest.raises(RendezvousConnectionError, match="10000 are allowed"):
+            await other.commit(Put("key", b"x" * 20_000))
+        await other.commit(Put("key", b"still served"))
+
+
+async def test_a_full_table_takes_no_more_and_serves_on() -> None:
+    async with serve(port=0, limits=Limits(keys=2, bytes=1000)) as server, connected(server.endpoint) as backend:
+        await backend.commit(Put("a", b"1"), Put("b", b"2"))
+        with pytest.raises(RendezvousError, match="the server is full: 2 keys"):
+            await backend.commit(Put("c", b"3"))
+        assert (await backend.get("c")) is None
+    async with serve(port=0, limits=Limits(bytes=1000)) as server, connected(server.endpoint) as backend:
+        with pytest.raises(RendezvousError, match="the server is full"):
+            await backend.commit(Put("a", b"x" * 1000))
+        await backend.commit(Put("a", b"x" * 100))
+
+
+async def test_watches_and_sessions_are_limited() -> None:
+    limits = Limits(watches=2, sessions=1)
+    async with serve(port=0, limits=limits) as server, connected(server.endpoint) as backend:
+        async with backend.watch("a") as first, backend.watch("b") as second, backend.watch("c") as third:
+            await anext(first)
+            await anext(second)
+            with pytest.raises(RendezvousError, match="2 watches"):
+                await anext(third)
+            await second.aclose()
+            with anyio.fail_after(10):
+                assert (await anext(third)).entries == ()  # it asks again, and there is room now
+        session = await backend.open_session(10)
+        with pytest.raises(RendezvousError, match="1 sessions"):
+            await backend.open_session(10)
+        await session.aclose()
+        await backend.open_session(10)
+
+
+async def test_a_session_is_given_what_the_server_allows() -> None:
+    limits = Limits(shortest_ttl=2, longest_ttl=20)
+    async with serve(port=0, limits=limits) as server, connected(server.endpoint) as backend:
+        assert (await backend.open_session(0.5)).ttl == 2
+        for wrong in (21.0, 0.0, -1.0, float("nan"), float("inf")):
+            with pytest.raises(ValueError, match="at most 20 s"):
+                await backend.open_session(wrong)
+
+
+async def test_names_of_others_making_are_checked_again() -> None:
+    async with serve(port=0) as server, RawClient.connect(server.endpoint) as peer:
+        await peer.greet()
+        for number, name in enumerate(("", "/a", "a//b", "a\n", "x" * 5000)):
+            peer.send(wire.Get(number, name))
+            failed = await peer.read()
+            assert isinstance(failed, wire.Failed)
+            assert (failed.id, failed.code) == (number, wire.FAILED_INVALID)
+        peer.send(wire.Transact(9, 1, 0, (Put("run/a/", b""),), ()))
+        assert isinstance(await peer.read(), wire.Failed)
+
+
+async def test_a_flood_of_requests_is_answered_in_order() -> None:
+    """More than may be in flight, in one write: the rest waits, nothing is lost."""
+    async with serve(port=0, limits=Limits(in_flight=3)) as server, RawClient.connect(server.endpoint) as peer:
+        await peer.greet()
+        peer.send(*(wire.Ping(number) for number in range(2000)))
+        assert [await peer.read() for _ in range(2000)] == [wire.Done(number) for number in range(2000)]
+
+
+async def test_a_newer_connection_of_a_client_ends_the_older_one() -> None:
+    """What was not read yet on the old one must not be done later: the client sends it again on the new one."""
+    async with serve(port=0) as server, RawClient.connect(server.endpoint) as old:
+        await old.greet("client", 1)
+        async with RawClient.connect(server.endpoint) as new:
+            await new.greet("client", 2)
+            await old.read_end()
+            async with RawClient.connect(server.endpoint) as late:
+                late.send(wire.Hello(wire.PROTOCOL, "client", 1, 0, new_nonce()))
+                assert await refusal(late) == wire.REFUSED_STALE
+            new.send(wire.Ping(1))
+            assert await new.read() == wire.Done(1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_random_bytes_harm_nobody_else(seed: int) -> None:
+    """Nonsense before and after the greeting, also in sound frames: its connection ends, the server goes on."""
+    rng = random.Random(seed)
+    good = [
+        wire.frame(message)
+        for message in (
+            wire.Get(1, "run/a"),
+            wire.Transact(2, 1, 0, (Put("run/a", b"v", None),), ()),
+            wire.Follow(3, ("run/",), None),
+            wire.OpenSession(4, 5.0),
+            wire.KeepAlive(5, "none"),
+        )
+    ]
+    async with serve(port=0, limits=Limits(handshake=0.2)) as server, connected(server.endpoint) as other:
+        for number in range(60):
+            async with RawClient.connect(server.endpoint) as peer:
+                if number % 3:
+                    await peer.greet(f"fuzz-{number}")
+                for _ in range(rng.randrange(1, 6)):
+                    data = bytearray(rng.choice(good))
+                    match rng.randrange(4):
+                        case 0:
+                            data = bytearray(rng.randbytes(rng.randrange(1, 200)))
+                        case 1:
+                            data[rng.randrange(len(data))] = rng.randrange(256)
+                        case 2:
+                            body = rng.randbytes(rng.randrange(1, 50))
+                            data = bytearray(len(body).to_bytes(4, "big") + body)
+                        case _:
+                            pass
+                    peer.writer.write(data)
+                peer.writer.write_eof()
+                with anyio.fail_after(10):
+                    with suppress(ConnectionResetError):
+                        await peer.reader.read()
+            if number % 10 == 0:
+                await other.commit(Put("key", b"%d" % number))
+        assert server.connections == 1
+        assert len(server.fanout) == 0
+        assert (await other.get("key")) is not None

@@ -1,0 +1,138 @@
+"""Frames and messages, without any socket."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rendezvous_async.backends.base import Commit, Condition, Delete, Entry, Listing, Put, Token
+from rendezvous_async.backends.tcp import wire
+
+ids = st.integers(0, 2**63)
+names = st.text(max_size=20)
+tokens = st.builds(Token, names, st.integers(0, 2**53))
+entries = st.builds(Entry, names, st.none() | st.binary(max_size=50), tokens, st.none() | names)
+listings = st.builds(Listing, st.lists(entries, max_size=4).map(tuple), tokens, st.booleans())
+writes = st.lists(
+    st.builds(Put, names, st.binary(max_size=50), st.none() | names) | st.builds(Delete, names), max_size=4
+)
+conditions = st.lists(st.builds(Condition, names, st.none() | tokens), max_size=4)
+requests = st.one_of(
+    st.builds(wire.Get, ids, names),
+    st.builds(wire.List, ids, names),
+    st.builds(wire.Transact, ids, ids, ids, writes.map(tuple), conditions.map(tuple)),
+    st.builds(wire.Follow, ids, st.lists(names, max_size=3).map(tuple), st.none() | tokens),
+    st.builds(wire.Unfollow, ids),
+    st.builds(wire.OpenSession, ids, st.floats(0, 100)),
+    st.builds(wire.KeepAlive, ids, names),
+    st.builds(wire.Resume, ids, names),
+    st.builds(wire.EndSession, ids, names),
+    st.builds(wire.Ping, ids),
+    st.builds(wire.Goodbye),
+)
+answers = st.one_of(
+    st.builds(wire.Challenge, st.binary(max_size=40)),
+    st.builds(wire.Welcome, ids, names, ids, st.binary(max_size=40)),
+    st.builds(wire.Refused, names, names),
+    st.builds(wire.Found, ids, st.none() | entries),
+    st.builds(wire.Listed, ids, listings),
+    st.builds(wire.Committed, ids, st.builds(Commit, st.booleans(), tokens, st.lists(entries, max_size=3).map(tuple))),
+    st.builds(wire.Changed, ids, st.none() | listings),
+    st.builds(wire.Opened, ids, names, st.floats(0, 100)),
+    st.builds(wire.Done, ids),
+    st.builds(wire.Failed, ids, names, names),
+)
+
+
+def cut(stream: bytes, places: Sequence[int]) -> list[bytes]:
+    """The stream in pieces."""
+    borders = sorted({0, len(stream), *(place % (len(stream) + 1) for place in places)})
+    return [stream[begin:end] for begin, end in pairwise(borders)]
+
+
+@given(st.lists(requests, max_size=6), st.lists(st.integers(0, 10_000), max_size=12))
+def test_requests_arrive_as_they_were_sent_however_the_stream_is_cut(
+    messages: list[wire.Request], places: list[int]
+) -> None:
+    decoder = wire.FrameDecoder(1_000_000)
+    seen = []
+    for piece in cut(b"".join(map(wire.frame, messages)), places):
+        decoder.feed(piece)
+        while (body := decoder.next()) is not None:
+            seen.append(wire.decode_request(body))
+    assert seen == messages
+
+
+@given(st.lists(st.binary(max_size=30), max_size=8), st.lists(st.booleans(), max_size=20))
+def test_frames_may_be_taken_late(bodies: list[bytes], takes: list[bool]) -> None:
+    """A reader that is held back takes some frames, gets more bytes, and takes the rest: none is lost or swapped."""
+    decoder = wire.FrameDecoder(100)
+    seen = []
+    for number, body in enumerate(bodies):
+        stream = len(body).to_bytes(4, "big") + body
+        decoder.feed(stream[:3])
+        decoder.feed(stream[3:])
+        if takes[number : number + 1] == [True] and (taken := decoder.next()) is not None:
+            seen.append(taken)
+    while (taken := decoder.next()) is not None:
+        seen.append(taken)
+    assert seen == bodies
+
+
+@given(answers)
+def test_answers_arrive_as_they_were_sent(message: wire.FromServer) -> None:
+    decoder = wire.FrameDecoder(1_000_000)
+    decoder.feed(wire.frame(message))
+    body = decoder.next()
+    assert body is not None
+    assert wire.decode_answer(body) == message
+
+
+@given(listings, ids)
+def test_a_listing_that_was_encoded_before_is_the_same_push(listing: Listing, id: int) -> None:
+    assert wire.frame(wire.EncodedChanged(id, wire.encode_listing(listing))) == wire.frame(wire.Changed(id, listing))
+
+
+@given(st.binary(max_size=200))
+def test_what_is_no_message_is_a_frame_error_and_nothing_else(body: bytes) -> None:
+    for decode in (wire.decode_greeting, wire.decode_request, wire.decode_answer):
+        try:
+            decode(body)
+        except wire.FrameError as error:
+            assert str(error)
+
+
+@given(st.binary(max_size=300), st.integers(1, 50))
+def test_the_decoder_holds_no_more_than_a_frame(stream: bytes, limit: int) -> None:
+    decoder = wire.FrameDecoder(limit)
+    try:
+        for byte in stream:
+            decoder.feed(bytes([byte]))
+            while (body := decoder.next()) is not None:
+                assert len(body) <= limit
+            assert sum(map(len, decoder._parts)) + len(decoder._data) - decoder._at <= limit + 4
+    except wire.FrameError:
+        pass
+
+
+def test_a_frame_that_is_too_long_is_refused_by_its_length_alone() -> None:
+    decoder = wire.FrameDecoder(100)
+    decoder.feed((101).to_bytes(4, "big"))
+    with pytest.raises(wire.FrameError, match="101 bytes"):
+        decoder.next()
+
+
+def test_deep_nesting_does_not_break_the_decoder() -> None:
+    with pytest.raises(wire.FrameError):
+        wire.decode_request(b"\x9b\x0a\x01\xa1k" + b"\x91" * 100_000)
+
+
+def test_a_newer_hello_is_still_a_hello() -> None:
+    """Fields that a newer version adds at the end are left alone, so that its version can be read and refused."""
+    body = wire.frame(wire.Hello(9, "client", 1, 0, b"nonce"))[4:]
+    longer = bytes([body[0] + 1]) + body[1:] + b"\xa3new"
+    assert wire.decode_greeting(longer) == wire.Hello(9, "client", 1, 0, b"nonce")
