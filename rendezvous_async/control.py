@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from rendezvous_async.backends.base import Backend, Condition, Delete, Entry, Put
@@ -23,7 +25,7 @@ from rendezvous_async.core.state import (
 from rendezvous_async.errors import RendezvousStateError
 from rendezvous_async.settings import Settings
 
-__all__ = ["close_run", "evict_node", "purge_run", "read_head", "read_status"]
+__all__ = ["close_run", "evict_node", "purge_run", "read_head", "read_status", "status_of"]
 
 
 def read_head(entry: Entry | None) -> Head | None:
@@ -35,15 +37,22 @@ def read_head(entry: Entry | None) -> Head | None:
 
 async def read_status(backend: Backend) -> Status:
     """Read what there is to say about the backend's run."""
-    head = read_head(await backend.get(STATE))
+    state = await backend.get(STATE)
     post = await backend.get(COORDINATOR)
     seats = await backend.list(SEATS)
     nodes = await backend.list(NODES)
+    return status_of(backend.run_id, state, post, seats.entries, nodes.entries)
+
+
+def status_of(
+    run_id: str, state: Entry | None, post: Entry | None, seats: Iterable[Entry], nodes: Iterable[Entry]
+) -> Status:
+    """Return what there is to say about a run whose entries were read."""
     return diagnose(
-        backend.run_id,
-        head,
-        {node_of(entry.key): decode(Seat, entry.value, entry.key) for entry in seats.entries},
-        [(node_of(e.key), decode(Node, e.value, e.key), e.token.revision) for e in nodes.entries],
+        run_id,
+        read_head(state),
+        {node_of(entry.key): decode(Seat, entry.value, entry.key) for entry in seats},
+        [(node_of(e.key), decode(Node, e.value, e.key), e.token.revision) for e in nodes],
         None if post is None else decode(Post, post.value, post.key).node,
     )
 
