@@ -15,6 +15,12 @@ __all__ = ["COMMANDS", "main"]
 
 COMMANDS = {
     "demo": "see it work: real processes meet, one comes late, one is killed, the rest go on",
+    "serve": "serve tcp:// for any number of runs, with a status page if you like",
+    "status": "say how a run stands, and why it has not formed",
+    "watch": "follow a run live",
+    "close": "close a run for everyone, for good; --purge removes what it left",
+    "evict": "throw a node out of a run",
+    "simulate": "play random scenarios in virtual time and check every guarantee",
     "completion": "print a completion script for bash or zsh",
 }
 

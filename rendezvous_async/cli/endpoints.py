@@ -69,7 +69,7 @@ def read_secret(options: Namespace) -> str | None:
     return secret
 
 
-def tls_files(options: Namespace) -> dict[str, str]:
+def tls_files(options: Namespace) -> dict[str, Any]:
     """Return the TLS files that were named."""
     return {name: getattr(options, name) for name in _TLS_FILES if getattr(options, name) is not None}
 
