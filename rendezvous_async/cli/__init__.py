@@ -16,6 +16,7 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS = {
     "demo": "see it work: real processes meet, one comes late, one is killed, the rest go on",
     "serve": "serve tcp:// for any number of runs, with a status page if you like",
+    "launch": "run a command on every node of an elastic world, and again when the world changes",
     "status": "say how a run stands, and why it has not formed",
     "watch": "follow a run live",
     "close": "close a run for everyone, for good; --purge removes what it left",
@@ -28,7 +29,7 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     from rendezvous_async.cli.exits import Exit, guarded
-    from rendezvous_async.cli.parsing import command_parser, main_parser
+    from rendezvous_async.cli.parsing import main_parser, parse_command
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return Exit.USAGE
         name, *rest = arguments
         module = import_module(f"{__name__}.{name}")
-        options = command_parser(name, module).parse_args(rest)
+        options = parse_command(name, module, rest)
     except SystemExit as done:  # argparse has said what there was to say.
         return done.code if isinstance(done.code, int) else Exit.USAGE
     return guarded(module.run, options)

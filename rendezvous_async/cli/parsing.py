@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from types import ModuleType
 from typing import NoReturn
 
 from rendezvous_async.cli import COMMANDS
 from rendezvous_async.cli.exits import Exit
 
-__all__ = ["Parser", "command_parser", "count", "main_parser", "port", "seconds"]
+__all__ = ["Parser", "command_parser", "count", "main_parser", "number", "parse_command", "port", "seconds"]
 
 
 class Parser(ArgumentParser):
@@ -53,6 +53,17 @@ def command_parser(name: str, module: ModuleType) -> Parser:
     module.configure(parser)
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress, only results and errors")
     return parser
+
+
+def parse_command(name: str, module: ModuleType, arguments: list[str]) -> Namespace:
+    """Return the options of a command; its ``command`` is what stands behind ``--``, for those that run something."""
+    parser = command_parser(name, module)
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    options = parser.parse_args(arguments[:at])
+    options.command = arguments[at + 1 :]
+    if options.command and not getattr(module, "TAKES_COMMAND", False):
+        parser.error(f"nothing may stand behind --, not {options.command[0]!r}")
+    return options
 
 
 def seconds(text: str) -> float:

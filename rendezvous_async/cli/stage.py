@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable
@@ -54,10 +55,16 @@ class Actor:
     async def end(self) -> None:
         """Make sure that its process is gone."""
         if self.process is not None:
-            self.state = "killed"
-            with suppress(ProcessLookupError):
-                self.process.kill()
+            if self.process.returncode is None:
+                self.kill()
             await self.process.wait()
+
+    def kill(self) -> None:
+        """Kill its process with SIGKILL."""
+        assert self.process is not None
+        self.state = "killed"
+        with suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGKILL)  # Popen.kill() could reap it before asyncio does.
 
     def hear(self, news: dict[str, Any]) -> str:
         """Take what its process has printed; returns it in words."""
@@ -152,9 +159,8 @@ class Stage:
         actor = self._actors[victim]
         assert actor.process is not None
         last_round = actor.round
-        actor.process.kill()
+        actor.kill()
         killed_at = anyio.current_time()
-        actor.state = "killed"
         self._note(victim, f"is killed with SIGKILL (pid {actor.process.pid}); it was the coordinator")
         self._expect(await self._exit_code(victim) == -signal.SIGKILL, f"{victim} died of SIGKILL")
         left = [other for other in self._actors.values() if other is not actor]

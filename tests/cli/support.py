@@ -114,7 +114,7 @@ async def command(
         finally:
             with anyio.CancelScope(shield=True), suppress(ProcessLookupError):
                 if process.returncode is None:
-                    process.send_signal(signal.SIGKILL)
+                    os.kill(process.pid, signal.SIGKILL)
                 await process.wait()
             group.cancel_scope.cancel()
 
