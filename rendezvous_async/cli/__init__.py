@@ -21,6 +21,8 @@ COMMANDS = {
     "watch": "follow a run live",
     "close": "close a run for everyone, for good; --purge removes what it left",
     "evict": "throw a node out of a run",
+    "doctor": "check an endpoint: names, ports, latency, TLS, secret, permissions",
+    "bench": "measure an endpoint: formation, keep-alives, detection",
     "simulate": "play random scenarios in virtual time and check every guarantee",
     "completion": "print a completion script for bash or zsh",
 }

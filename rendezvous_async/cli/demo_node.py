@@ -1,12 +1,14 @@
-"""A node of ``rdzv demo``, in a process of its own: joins, joins again when the world changes, and tells what it sees.
+"""A node in a process of its own, for ``rdzv demo`` and ``rdzv bench``: joins, joins again when the world changes.
 
-Each line that it prints is a JSON object; ``demo`` reads them.
+It is told what to do by a line of JSON on its standard input (what it holds may be secret, so not on its command line),
+and tells what it sees by lines of JSON.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import anyio
 
@@ -15,8 +17,6 @@ from rendezvous_async.errors import RendezvousClosedError
 from rendezvous_async.handler import connect
 from rendezvous_async.settings import Timeouts
 
-RUN_ID = "demo"
-NODES = "3:4"
 TIMEOUTS = Timeouts(join=60, last_call=0.5, regroup=0.2, close=5)
 
 
@@ -24,17 +24,8 @@ def tell(event: str, **facts: object) -> None:
     print(json.dumps({"event": event, **facts}), flush=True)
 
 
-async def main(endpoint: str, node: str) -> None:
-    async with connect(
-        endpoint,
-        run_id=RUN_ID,
-        nodes=NODES,
-        node=node,
-        timeouts=TIMEOUTS,
-        keep_alive_interval=0.5,
-        keep_alive_max_attempt=10,
-        is_host="false",
-    ) as rendezvous:
+async def main(endpoint: str, options: dict[str, Any]) -> None:
+    async with connect(endpoint, timeouts=TIMEOUTS, **options) as rendezvous:
         tell("up")
         try:
             while True:
@@ -50,4 +41,4 @@ async def main(endpoint: str, node: str) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1], sys.argv[2])
+    anyio.run(main, *json.loads(sys.stdin.readline()))

@@ -20,7 +20,6 @@ import anyio
 from rendezvous_async.backends import open_backend
 from rendezvous_async.backends.base import DEFAULT_NAMESPACE
 from rendezvous_async.backends.tcp import TcpServer, serve
-from rendezvous_async.cli.demo_node import RUN_ID
 from rendezvous_async.cli.exits import Exit, Failure
 from rendezvous_async.cli.terminal import Screen, Terminal, table
 from rendezvous_async.control import close_run, read_status
@@ -28,10 +27,25 @@ from rendezvous_async.core.rules import Change
 from rendezvous_async.core.state import node_key
 from rendezvous_async.view import Notice
 
-__all__ = ["Stage"]
+__all__ = ["Stage", "start_node"]
 
+RUN_ID = "demo"
 REDRAW = 0.2
 REASON = "the demo is over"
+
+
+async def start_node(endpoint: str, options: dict[str, Any]) -> asyncio.subprocess.Process:
+    """Start a node in a process of its own, whose lines of JSON can be read."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "rendezvous_async.cli.demo_node",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    process.stdin.write(f"{json.dumps([endpoint, options])}\n".encode())
+    return process
 
 
 class Actor:
@@ -204,14 +218,8 @@ class Stage:
         """Start a node's process, and return when it is up."""
         assert self._server is not None
         actor = self._actors[name] = Actor(name)
-        actor.process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "rendezvous_async.cli.demo_node",
-            self._server.endpoint,
-            name,
-            stdout=asyncio.subprocess.PIPE,
-        )
+        options = {"run_id": RUN_ID, "nodes": "3:4", "node": name, "is_host": "false"}
+        actor.process = await start_node(self._server.endpoint, options)
         self._note(name, f"starts as process {actor.process.pid}")
         self._group.start_soon(self._listen, actor)
 

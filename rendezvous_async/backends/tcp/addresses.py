@@ -122,7 +122,7 @@ def _listen_once(addresses: Sequence[Address]) -> list[socket.socket]:
 
 
 def _listen(address: Address) -> socket.socket:
-    # The protocol must be named: with 0, asyncio leaves TCP_NODELAY off, and a push behind an answer waits for 40 ms.
+    # The protocol must be named: with 0, asyncio leaves TCP_NODELAY off, and a push behind an answer waits 40 ms.
     sock = socket.socket(address.family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         # Without it a restarted server would wait for the last one's connections to be forgotten. It does not let two

@@ -125,7 +125,7 @@ class Dialer:
 
     async def _try(self, address: Address, make_link: Callable[[], Link]) -> Link:
         loop = asyncio.get_running_loop()
-        # The protocol must be named: with 0, asyncio leaves TCP_NODELAY off, and a push behind an answer waits for 40 ms.
+        # The protocol must be named: with 0, asyncio leaves TCP_NODELAY off, and a push behind an answer waits 40 ms.
         sock = socket.socket(address.family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         link = make_link()
         try:
