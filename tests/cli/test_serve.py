@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.backends.tcp.support import Certificates, taken_port
 from tests.cli.support import Command, assert_one_line, command, free_port, rdzv
 
 SERVE = ("serve", "--port", "0")
+CHROMIUM = shutil.which("chromium")
 
 
 async def endpoints(server: Command) -> list[str]:
@@ -92,6 +94,31 @@ async def test_the_status_page() -> None:
             assert code == 200
             assert word in body
             assert evil not in body
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH (apt-get install chromium)")
+async def test_the_status_page_in_a_browser(tmp_path: Path) -> None:
+    """What a person sees: the run, its nodes, why it has not formed; what a node wrote stays text."""
+    assert CHROMIUM is not None
+    evil = "<img src=x onerror=document.title='owned'>"
+    async with command(*SERVE, "--http", "0") as server, anyio.create_task_group() as group:
+        endpoint, page = await endpoints(server)
+        async with library.connect(endpoint, run_id="job", nodes="2", node=evil, is_host="false") as rendezvous:
+            group.start_soon(rendezvous.join)
+            await run_with_change(page, "here now")
+            arguments = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
+            profile = f"--user-data-dir={tmp_path}"
+            budget = "--virtual-time-budget=3000"
+            with anyio.fail_after(60):
+                browser = await anyio.run_process([CHROMIUM, *arguments, profile, budget, "--dump-dom", page])
+            group.cancel_scope.cancel()
+    dom = browser.stdout.decode()
+    assert "<h2>job</h2>" in dom
+    assert "1 more must join before a round can form" in dom
+    assert "&lt;img src=x" in dom
+    assert "<img" not in dom
+    assert "<title>rdzv: runs</title>" in dom
+    assert "1 waiting" in dom
 
 
 async def run_with_change(page: str, what: str) -> dict[str, Any]:
