@@ -16,42 +16,48 @@ A map of the package, from the inside out; imports go only this way:
 * ``backends``: where state lives (memory, tcp, etcd, file), as bytes behind fencing tokens
 * ``view``, ``control``: what a node sees of a run; what anybody can do to it
 * ``coordinator``, ``store``: folding the roster into rounds; a round's own key-value store
-* ``membership``, ``world``, ``handler``: a node's session, its round, and the rendezvous as a user holds it
+* ``membership``, ``world``, ``owner``, ``handler``: a node's session, its round, the owner of all tasks, and the
+  rendezvous as a user holds it
 * ``cli``, ``testing``: the ``rdzv`` command; the simulator and the conformance kit
 """
 
-from rendezvous_async.backends import open_backend
-from rendezvous_async.backends.base import (
-    Backend,
-    Commit,
-    Condition,
-    Delete,
-    Entry,
-    Listing,
-    Put,
-    Session,
-    Token,
-    Watch,
-)
-from rendezvous_async.core.diagnosis import Status
-from rendezvous_async.core.rules import Change
-from rendezvous_async.core.state import Member
-from rendezvous_async.errors import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousFencedError,
-    RendezvousGracefulExitError,
-    RendezvousSessionError,
-    RendezvousSettingsError,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-)
-from rendezvous_async.events import Event, EventKind
-from rendezvous_async.handler import Rendezvous, connect
-from rendezvous_async.settings import Settings, Timeouts
-from rendezvous_async.store import Store
-from rendezvous_async.world import World
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rendezvous_async.backends import open_backend
+    from rendezvous_async.backends.base import (
+        Backend,
+        Commit,
+        Condition,
+        Delete,
+        Entry,
+        Listing,
+        Put,
+        Session,
+        Token,
+        Watch,
+    )
+    from rendezvous_async.backends.tcp import serve
+    from rendezvous_async.core.diagnosis import Status
+    from rendezvous_async.core.rules import Change
+    from rendezvous_async.core.state import Member
+    from rendezvous_async.errors import (
+        RendezvousClosedError,
+        RendezvousConnectionError,
+        RendezvousError,
+        RendezvousFencedError,
+        RendezvousGracefulExitError,
+        RendezvousSessionError,
+        RendezvousSettingsError,
+        RendezvousStateError,
+        RendezvousTimeoutError,
+    )
+    from rendezvous_async.events import Event, EventKind
+    from rendezvous_async.handler import Rendezvous, connect
+    from rendezvous_async.settings import Settings, Timeouts
+    from rendezvous_async.store import Store
+    from rendezvous_async.world import World
 
 __all__ = [
     "Backend",
@@ -85,6 +91,66 @@ __all__ = [
     "World",
     "connect",
     "open_backend",
+    "serve",
 ]
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "backends": ("open_backend",),
+    "backends.base": (
+        "Backend",
+        "Commit",
+        "Condition",
+        "Delete",
+        "Entry",
+        "Listing",
+        "Put",
+        "Session",
+        "Token",
+        "Watch",
+    ),
+    "backends.tcp": ("serve",),
+    "core.diagnosis": ("Status",),
+    "core.rules": ("Change",),
+    "core.state": ("Member",),
+    "errors": (
+        "RendezvousClosedError",
+        "RendezvousConnectionError",
+        "RendezvousError",
+        "RendezvousFencedError",
+        "RendezvousGracefulExitError",
+        "RendezvousSessionError",
+        "RendezvousSettingsError",
+        "RendezvousStateError",
+        "RendezvousTimeoutError",
+    ),
+    "events": (
+        "Event",
+        "EventKind",
+    ),
+    "handler": (
+        "Rendezvous",
+        "connect",
+    ),
+    "settings": (
+        "Settings",
+        "Timeouts",
+    ),
+    "store": ("Store",),
+    "world": ("World",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used: ``rdzv --help`` must not wait for what it does not need."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 import msgspec
@@ -26,7 +26,7 @@ from rendezvous_async.core.state import (
 from rendezvous_async.errors import RendezvousStateError
 from rendezvous_async.settings import Settings
 
-__all__ = ["close_run", "evict_node", "purge_run", "read_head", "read_status"]
+__all__ = ["close_run", "evict_node", "purge_run", "read_head", "read_status", "status_of"]
 
 R = TypeVar("R", Node, Post, Seat)
 
@@ -39,15 +39,22 @@ def read_head(entry: Entry | None) -> Head | None:
 
 
 async def read_status(backend: Backend) -> Status:
-    """Read what there is to say about the backend's run; records that cannot be read are named, and passed over.
+    """Read what there is to say about the backend's run; see ``status_of``."""
+    state = await backend.get(STATE)
+    post = await backend.get(COORDINATOR)
+    seats = await backend.list(SEATS)
+    nodes = await backend.list(NODES)
+    return status_of(backend.run_id, state, post, seats.entries, nodes.entries)
+
+
+def status_of(
+    run_id: str, state: Entry | None, post: Entry | None, seats: Iterable[Entry], nodes: Iterable[Entry]
+) -> Status:
+    """Return what there is to say about a run whose entries were read; those that make no sense are named, not used.
 
     Raises:
         RendezvousStateError: The run's state itself cannot be read.
     """
-    head = read_head(await backend.get(STATE))
-    post = await backend.get(COORDINATOR)
-    seats = await backend.list(SEATS)
-    nodes = await backend.list(NODES)
     damaged: list[str] = []
 
     def read(kind: type[R], entry: Entry) -> Iterator[R]:
@@ -57,10 +64,10 @@ async def read_status(backend: Backend) -> Status:
             damaged.append(entry.key)
 
     status = diagnose(
-        backend.run_id,
-        head,
-        {node_of(entry.key): seat for entry in seats.entries for seat in read(Seat, entry)},
-        [(node_of(e.key), node, e.token.revision) for e in nodes.entries for node in read(Node, e)],
+        run_id,
+        read_head(state),
+        {node_of(entry.key): seat for entry in seats for seat in read(Seat, entry)},
+        [(node_of(e.key), node, e.token.revision) for e in nodes for node in read(Node, e)],
         None if post is None else next((found.node for found in read(Post, post)), None),
     )
     return msgspec.structs.replace(status, damaged=tuple(damaged))

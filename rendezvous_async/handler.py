@@ -1,26 +1,24 @@
 """The rendezvous as a user holds it: connect, join, leave, close.
 
-A ``Rendezvous`` has one owner task. It alone enters and leaves the task group that every other task of ours lives in,
-so a user may enter the rendezvous in one task and leave it in another, never sees an exception group of ours, and can
-be cancelled at any await: what must be cleaned up is cleaned up by the owner, which nobody cancels.
+``join`` runs in the user's task and only waits: the session, the watch and the coordinator are tasks of the
+rendezvous's ``Owner``, which also cleans up.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import os
 import random
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
 from typing import Any
 
 import anyio
 
 from rendezvous_async.backends import start_backend
-from rendezvous_async.backends.base import Backend
+from rendezvous_async.backends.base import Backend, Session
 from rendezvous_async.control import close_run, evict_node, read_status
 from rendezvous_async.core.codec import decode, encode
 from rendezvous_async.core.diagnosis import Status
@@ -38,6 +36,7 @@ from rendezvous_async.errors import (
 )
 from rendezvous_async.events import Event, EventKind, Events
 from rendezvous_async.membership import Membership
+from rendezvous_async.owner import Owner
 from rendezvous_async.settings import Endpoint, Settings, Timeouts, check_id, check_seconds, parse_endpoint, parse_nodes
 from rendezvous_async.view import answer_within
 from rendezvous_async.world import World
@@ -119,6 +118,8 @@ def connect(
     )
     _check_identity(identity)
     given = {"secret": secret, "tls": tls}
+    if isinstance(endpoint, Endpoint) and endpoint.scheme == "tcp" and "linger" not in endpoint.options:
+        options.setdefault("linger", timeouts.close)  # A host waits for the others no longer than that.
     options |= {name: value for name, value in given.items() if value is not None}
     return Rendezvous(
         endpoint=endpoint,
@@ -178,65 +179,40 @@ class Rendezvous:
         self._endpoint = endpoint
         self._options = options
         self._backend = backend
-        self._owns_backend = backend is None
         self._timeouts = timeouts
         self._interval = interval
         self._ttl = ttl
         self._identity = identity
         self._rng = rng
         self._events = Events()
-        self._membership: Membership | None = None
-        self._unended: list[Membership] = []
-        self._pending: list[anyio.Event] = []
         self._joining = False
         self._reported: Change | None = None
-        self._owner: asyncio.Task[None] | None = None
+        self._owner: Owner | None = None
 
     def __repr__(self) -> str:
-        state = "not entered" if self._owner is None else "left" if self._owner.done() else repr(self.world)
+        state = "not entered" if self._owner is None else "left" if self._owner.is_stopping else repr(self.world)
         return f"<Rendezvous run={self.run_id!r} node={self.node!r} {state}>"
 
     async def __aenter__(self) -> Rendezvous:
         if self._owner is not None:
             raise RuntimeError(f"{self!r} can be entered only once; call connect() again")
-        self._started = anyio.Event()
-        self._stop = anyio.Event()
-        self._opening = anyio.Lock()
-        self._owner = asyncio.create_task(self._own(), name=f"rendezvous {self.run_id} {self.node}")  # noqa: TID251
+        self._owner = Owner(
+            f"run {self.run_id!r}: node {self.node}",
+            self._timeouts,
+            self._open_backend,
+            self._backend,
+            self._make_membership,
+            self._ttl,
+            self._attend,
+            self._events.end,
+        )
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._owner is not None
-        self._stop.set()
-        cancelled: asyncio.CancelledError | None = None
-        with anyio.CancelScope(shield=True):
-            while not self._owner.done():
-                try:
-                    await asyncio.wait({self._owner})
-                except asyncio.CancelledError as again:  # The owner's clean-up is bounded: see it through, then obey.
-                    cancelled = again
-        if not self._owner.cancelled() and (failure := self._owner.exception()) is not None:
-            _log.error("%r: its owner failed; please report this", self, exc_info=failure)
-        if cancelled is not None:
-            raise cancelled
-
-    async def _own(self) -> None:
-        """The owner: hold the task group until told to stop, then leave nothing behind."""
-        try:
-            async with anyio.create_task_group() as self._group:
-                self._started.set()
-                await self._stop.wait()
-                await self._end_membership()
-                self._group.cancel_scope.cancel()
-        finally:
-            for done in self._pending:
-                done.set()
-            self._events.end()
-            if self._owns_backend and self._backend is not None:
-                with anyio.move_on_after(self._timeouts.close, shield=True):
-                    await self._backend.aclose()
+        await self._owner.stop()
 
     # What a user calls
 
@@ -253,7 +229,7 @@ class Rendezvous:
             RendezvousSettingsError: The run was started with other settings.
             RendezvousConnectionError: The backend will not have this node: wrong secret, wrong certificate.
         """
-        await self._check_entered()
+        owner = await self._entered()
         if self._joining:
             raise RuntimeError(f"{self!r}: join() is already under way")
         self._joining = True
@@ -261,23 +237,23 @@ class Rendezvous:
         troubles: list[str] = []
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + self._timeouts.join) as scope:
-                world = await self._join(scope, troubles)
+                world = await self._join(owner, scope, troubles)
                 joined = True
                 self.world, self._reported = world, None
                 self._events.emit(EventKind.JOINED, world.round, f"rank {world.rank} of {world.size}")
                 return world
-            raise await self._timed_out(troubles)
+            raise await self._timed_out(owner, troubles)
         finally:
             self._joining = False
             if not joined:
-                await self._through_owner(self._end_membership)
+                await owner.see_through(owner.end_membership)
 
     async def leave(self) -> None:
         """Leave the run: at once for the others, who count this node as lost. ``join()`` may follow."""
-        await self._check_entered()
+        owner = await self._entered()
         if self._joining:
             raise RuntimeError(f"{self!r}: join() is under way; cancel it instead of leaving")
-        await self._through_owner(self._end_membership)
+        await owner.see_through(owner.end_membership)
         self._events.emit(EventKind.LEFT, 0 if self.world is None else self.world.round)
 
     async def close(self, reason: str = "") -> None:
@@ -286,26 +262,26 @@ class Rendezvous:
         Raises:
             RendezvousConnectionError: The backend did not answer within ``timeouts.close``.
         """
-        await self._check_entered()
+        owner = await self._entered()
         self._events.emit(EventKind.CLOSING, detail=reason)
         with answer_within(self._timeouts.close, f"close run {self.run_id!r}"):
-            backend = await self._open_backend()
+            backend = await owner.open_backend()
             await close_run(backend, reason, self.node, self.settings)
             state = await backend.get(STATE)
-        if state is not None and self._membership is not None:
-            self._membership.view.apply([state])  # Who closes it must not see its world go on till the push arrives.
+        if state is not None and owner.membership is not None:
+            owner.membership.view.apply([state])  # Who closes it must not see its world go on till the push arrives.
 
     async def evict(self, node: str) -> bool:
         """Throw another node out; it learns that it is out, and may join again. False if it is not here."""
-        await self._check_entered()
+        owner = await self._entered()
         with answer_within(self._timeouts.close, f"evict node {node!r}"):
-            return await evict_node(await self._open_backend(), node)
+            return await evict_node(await owner.open_backend(), node)
 
     async def status(self) -> Status:
         """Read how the run stands; ``str()`` of it explains itself."""
-        await self._check_entered()
+        owner = await self._entered()
         with answer_within(self._timeouts.close, f"read the status of run {self.run_id!r}"):
-            return await read_status(await self._open_backend())
+            return await read_status(await owner.open_backend())
 
     def events(self) -> AsyncIterator[Event]:
         """Return what happens to this node from now on, until the rendezvous is left."""
@@ -317,17 +293,17 @@ class Rendezvous:
 
     # Joining
 
-    async def _join(self, scope: anyio.CancelScope, troubles: list[str]) -> World:
+    async def _join(self, owner: Owner, scope: anyio.CancelScope, troubles: list[str]) -> World:
         record: Node | None = None
         arrived_with: Membership | None = None
         delay = FIRST_RETRY
         while True:
             try:
-                membership = await self._live_membership()
+                membership = await owner.live_membership()
                 if record is None or membership is not arrived_with:
                     record, arrived_with = self._fresh_record(), membership
                 await membership.arrive(record)
-                return await self._await_seat(scope, membership, record)
+                return await self._await_seat(owner, scope, membership, record)
             except RendezvousSessionError as error:
                 troubles.append(str(error))
             except RendezvousConnectionError as error:
@@ -340,7 +316,7 @@ class Rendezvous:
             await anyio.sleep(delay * (0.5 + self._rng.random()))
             delay = min(2 * delay, LAST_RETRY)
 
-    async def _await_seat(self, scope: anyio.CancelScope, membership: Membership, record: Node) -> World:
+    async def _await_seat(self, owner: Owner, scope: anyio.CancelScope, membership: Membership, record: Node) -> World:
         """Wait until the head names an attempt that gave this arrival a seat; a spare's join clock stands still."""
         view = membership.view
         while True:
@@ -348,8 +324,8 @@ class Rendezvous:
             match admit(view.head, view.seat, record.arrival, self.settings, record.last):
                 case Joined() as joined:
                     assert view.seat is not None
-                    assert self._backend is not None
-                    return World(self._backend, membership, self.node, joined, view.seat.attempt)
+                    assert owner.backend is not None
+                    return World(owner.backend, membership, self.node, joined, view.seat.attempt)
                 case Shut(closed, spare):
                     if spare:
                         raise RendezvousGracefulExitError(
@@ -380,74 +356,41 @@ class Rendezvous:
             labels=identity.labels,
         )
 
-    async def _timed_out(self, troubles: list[str]) -> RendezvousTimeoutError:
+    async def _timed_out(self, owner: Owner, troubles: list[str]) -> RendezvousTimeoutError:
         """Return the error of a join that took too long, with what can be found out about why."""
         message = f"run {self.run_id!r}: no round with node {self.node} formed within {self._timeouts.join:g} s"
         status: Status | None = None
-        if self._backend is not None:
+        if owner.backend is not None:
             try:
                 with answer_within(self._timeouts.heartbeat, "read the status"):
-                    status = await read_status(self._backend)
+                    status = await read_status(owner.backend)
             except RendezvousError as error:
                 troubles.append(str(error))
         return RendezvousTimeoutError("\n  ".join([message, *troubles]), status)
 
-    # The backend and the membership
+    # For the owner
 
     async def _open_backend(self) -> Backend:
-        async with self._opening:
-            if self._backend is None:
-                assert self._endpoint is not None
-                backend = await start_backend(self._endpoint, self.run_id, **self._options)
-                if self._stop.is_set():
-                    with anyio.move_on_after(self._timeouts.close, shield=True):
-                        await backend.aclose()
-                    raise self._being_left()
-                self._backend = backend
-            return self._backend
+        assert self._endpoint is not None
+        return await start_backend(self._endpoint, self.run_id, **self._options)
 
-    async def _live_membership(self) -> Membership:
-        """Return the membership; a new one, with a new session, if there is none or it is over."""
-        if self._membership is not None and not self._membership.is_out:
-            return self._membership
-        if self._stop.is_set():
-            raise self._being_left()
-        backend = await self._open_backend()
-        await self._end_membership()
-        if self._unended:
-            raise RendezvousConnectionError(f"node {self.node} could not end its last session, so it opens no new one")
-        with answer_within(self._timeouts.heartbeat, "open a session"):
-            session = await backend.open_session(self._ttl)
-        membership = Membership(
-            backend,
-            session,
-            self.node,
-            self.settings,
-            self._timeouts,
-            self._interval,
-            self._rng,
-            self._events,
+    def _make_membership(self, backend: Backend, session: Session) -> Membership:
+        return Membership(
+            backend, session, self.node, self.settings, self._timeouts, self._interval, self._rng, self._events
         )
-        if self._stop.is_set():
-            with anyio.CancelScope(shield=True):
-                await membership.end()  # The owner no longer would.
-            raise self._being_left()
-        self._membership = membership
-        self._group.start_soon(self._attend, membership, name=f"membership of {self.node}")
-        return membership
 
     async def _attend(self, membership: Membership) -> None:
         """Run a membership, and report what happens to it."""
         with membership.view.changed.calling(self._report):
             await membership.run()
-        if self._membership is membership:
+        if self._owner is not None and self._owner.membership is membership:
             self._events.emit(EventKind.SESSION_LOST, detail=str(membership.error))
 
     def _report(self) -> None:
         """Tell of what has happened to the world. At the barrier this node has none, and only a close is news."""
-        if self._membership is None:
+        if self._owner is None or self._owner.membership is None:
             return
-        head = self._membership.view.head
+        head = self._owner.membership.view.head
         world = None if self._joining else self.world
         if head is not None and head.closed is not None:
             change: Change | None = Change.CLOSED
@@ -457,39 +400,8 @@ class Rendezvous:
             self._events.emit(EventKind(change.value), 0 if world is None else world.round)
             self._reported = change
 
-    async def _end_membership(self) -> None:
-        """End the membership, if there is one, and any that could not be ended before."""
-        if self._membership is not None:
-            self._unended.append(self._membership)
-            self._membership = None
-        for membership in tuple(self._unended):
-            if await membership.end() and membership in self._unended:  # Somebody else may have done the same.
-                self._unended.remove(membership)
-
-    async def _through_owner(self, action: Callable[[], Awaitable[None]]) -> None:
-        """Let the owner do something, and wait; even if this task is cancelled by force, the owner sees it through."""
-        done = anyio.Event()
-        if self._stop.is_set():
-            return  # The owner is cleaning up already.
-
-        async def act() -> None:
-            try:
-                await action()
-            finally:
-                done.set()
-
-        self._group.start_soon(act)
-        self._pending.append(done)
-        try:
-            with anyio.CancelScope(shield=True):
-                await done.wait()
-        finally:
-            self._pending.remove(done)
-
-    def _being_left(self) -> RendezvousError:
-        return RendezvousError(f"run {self.run_id!r}: node {self.node} was left while it joined")
-
-    async def _check_entered(self) -> None:
-        if self._owner is None or self._stop.is_set():
+    async def _entered(self) -> Owner:
+        if self._owner is None or self._owner.is_stopping:
             raise RuntimeError(f"{self!r}: use it inside its 'async with' block")
-        await self._started.wait()
+        await self._owner.started()
+        return self._owner

@@ -114,7 +114,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def fingerprint(self) -> str:
         """A short text that is equal for equal settings; every node's record carries it."""
-        return f"{self.min_nodes}:{self.max_nodes} {self.ranks} last_call={self.last_call:.15g} regroup={self.regroup:.15g}"
+        times = f"last_call={self.last_call:.15g} regroup={self.regroup:.15g}"
+        return f"{self.min_nodes}:{self.max_nodes} {self.ranks} {times}"
 
     @property
     def label(self) -> str | None:

@@ -8,7 +8,7 @@ its own clock is refused before anything is sent.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import anyio
 
@@ -65,6 +65,12 @@ class Store:
     async def set(self, key: str, value: bytes | str) -> None:
         """Write a value."""
         await self._write(Put(self._key(key), _bytes(value)))
+
+    async def multi_set(self, values: Mapping[str, bytes | str]) -> None:
+        """Write several values, in as few steps as the backend allows; all at once if there are not too many."""
+        puts = [Put(self._key(key), _bytes(value)) for key, value in values.items()]
+        for start in range(0, len(puts), self._backend.max_writes):
+            await self._write(*puts[start : start + self._backend.max_writes])
 
     async def get(self, key: str, timeout: float = DEFAULT_TIMEOUT) -> bytes:
         """Return the value at ``key``, waiting until it is there.
@@ -131,6 +137,17 @@ class Store:
             commit = await self._write(Put(name, str(total).encode()), when=_unchanged(name, entry))
             if commit.won:
                 return total
+            entry = commit.entry(name)
+
+    async def append(self, key: str, value: bytes | str) -> None:
+        """Add to the end of a value, which starts empty."""
+        name = self._key(key)
+        entry = await self._read(name)
+        while True:
+            before = b"" if entry is None else entry.value or b""
+            commit = await self._write(Put(name, before + _bytes(value)), when=_unchanged(name, entry))
+            if commit.won:
+                return
             entry = commit.entry(name)
 
     async def delete(self, key: str) -> bool:
@@ -200,12 +217,12 @@ class Store:
         with answer_within(self._call_timeout, "read"):
             return await self._backend.get(name)
 
-    async def _write(self, write: Write, when: Condition | None = None) -> Commit:
+    async def _write(self, *writes: Write, when: Condition | None = None) -> Commit:
         """Write if the round is current and, with ``when``, if that holds too; only the latter may be lost."""
         self._check()
         conditions = [self._fence] if when is None else [self._fence, when]
         with answer_within(self._call_timeout, "write"):
-            commit = await self._backend.commit(write, when=conditions)
+            commit = await self._backend.commit(*writes, when=conditions)
         if not commit.won:
             self._check_fence(commit.entry(self._fence.key))
         return commit

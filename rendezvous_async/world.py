@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from types import TracebackType
+from typing import NamedTuple
 
 import anyio
 
@@ -16,7 +17,21 @@ from rendezvous_async.membership import Membership
 from rendezvous_async.store import Store
 from rendezvous_async.view import answer_within
 
-__all__ = ["UntilChanged", "World"]
+__all__ = ["Glance", "UntilChanged", "World"]
+
+
+class Glance(NamedTuple):
+    """How a world stands, at a glance.
+
+    Attributes:
+        closed: The run is closed.
+        out: This node is out of the round.
+        pending: How many nodes wait for the next round, or were lost from this one.
+    """
+
+    closed: bool
+    out: bool
+    pending: int
 
 
 class World:
@@ -77,9 +92,25 @@ class World:
                 await self._membership.view.changed.wait()
         return change
 
-    def until_changed(self) -> UntilChanged:
-        """Return a block for ``async with`` whose body is cancelled when this world changes."""
-        return UntilChanged(self)
+    def until_changed(self, *changes: Change) -> UntilChanged:
+        """Return a block for ``async with`` whose body is cancelled when this world changes.
+
+        Args:
+            *changes: Cancel only when ``change`` is one of these; by default any.
+        """
+        return UntilChanged(self, changes or tuple(Change))
+
+    def glance(self, now: float) -> Glance:
+        """Return what was pushed so far, without a loop: the one method that other threads may call.
+
+        Args:
+            now: By the event loop's clock.
+        """
+        head, membership = self._membership.view.head, self._membership
+        change = change_of(head, self._joined)
+        out = membership.error is not None or now >= membership.session.deadline
+        count = 0 if head is None else head.waiting + head.lost
+        return Glance(change is Change.CLOSED, out or change is Change.EVICTED, count)
 
     async def members(self) -> tuple[Member, ...]:
         """Return all members in the order of their ranks.
@@ -121,9 +152,10 @@ class UntilChanged:
         change: What cancelled the body; None if it finished by itself.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, changes: tuple[Change, ...]) -> None:
         self.change: Change | None = None
         self._world = world
+        self._changes = changes
         self._cause: Change | None = None
         self._scope = anyio.CancelScope()
         self._stack = ExitStack()

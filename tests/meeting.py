@@ -248,7 +248,7 @@ class Meeting:
         assert len(self.server.fanout) == 0
         assert asyncio.all_tasks() == self._tasks_before
         for node in self._all:
-            assert node._owner is None or node._owner.exception() is None
+            assert node._owner is None or node._owner.failure is None
 
 
 def now() -> float:

@@ -226,7 +226,8 @@ async def test_a_backend_that_was_given_stays_open() -> None:
 async def test_a_backend_of_its_own_is_closed() -> None:
     async with connect("memory://here", run_id="job", nodes=1) as a:
         await a.join()
-        backend = a._backend
+        assert a._owner is not None
+        backend = a._owner.backend
     assert backend is not None
     with pytest.raises(RendezvousConnectionError, match="closed"):
         await backend.get("state")
@@ -527,7 +528,8 @@ async def test_an_owner_that_fails_is_logged_and_hangs_nobody(caplog: pytest.Log
         async def fail() -> None:
             raise Boom
 
-        await a._through_owner(fail)
+        assert a._owner is not None
+        await a._owner.see_through(fail)
         await a.__aexit__(None, None, None)
         assert "its owner failed; please report this" in caplog.text
         meeting._all.clear()

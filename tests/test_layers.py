@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("control",),
     ("coordinator", "store"),
     ("membership",),
-    ("world",),
+    ("world", "owner"),
     ("handler",),
     ("__init__",),
     ("sync",),

@@ -25,8 +25,9 @@ from tests.meeting import RUN, Line, Meeting, in_virtual_time, now, together, un
 
 
 def session_of(rendezvous: Rendezvous) -> Session:
-    assert rendezvous._membership is not None
-    return rendezvous._membership.session
+    assert rendezvous._owner is not None
+    assert rendezvous._owner.membership is not None
+    return rendezvous._owner.membership.session
 
 
 def listen(rendezvous: Rendezvous) -> list[Event]:

@@ -227,6 +227,11 @@ class Table:
         lease.was_to_expire_at = None
         return True
 
+    def refreshed_at(self, session: str) -> float | None:
+        """Return when a session last gave a sign of life; None if it is not open."""
+        lease = self._sessions.get(session)
+        return None if lease is None else (lease.was_to_expire_at or lease.expires_at) - lease.ttl
+
     def hasten(self, session: str, expires_at: float) -> None:
         """Let a session end no later than ``expires_at``, unless it is resumed or a keep-alive comes before."""
         lease = self._sessions.get(session)

@@ -31,7 +31,7 @@ FORMING = "forming"
 NODES = "nodes/"
 SEATS = "seats/"
 
-Count = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
 Text = Annotated[str, Meta(max_length=1024)]
 Labels = Annotated[dict[Text, Text], Meta(max_length=64)]
 Stamp = tuple[str, int]

@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+
+import msgspec
 
 from rendezvous_async.testing.checks import BrokenGuaranteeError
 from rendezvous_async.testing.clock import VirtualTimeError
@@ -34,6 +36,56 @@ def play(seeds: Sequence[int], nodes: int | None = None) -> tuple[int, int, list
     return rounds, faults, failures
 
 
+class Progress(msgspec.Struct, frozen=True):
+    """How far many seeds have been played, and the seeds that have failed since the last time, each with a line."""
+
+    played: int = 0
+    rounds: int = 0
+    faults: int = 0
+    failed: int = 0
+    failures: tuple[tuple[int, str], ...] = ()
+
+    def __str__(self) -> str:
+        return (
+            f"{self.played} scenarios, {self.rounds} rounds formed, {self.faults} faults put in, {self.failed} failed"
+        )
+
+
+def play_all(seeds: range, nodes: int | None = None, processes: int = 1) -> Iterator[Progress]:
+    """Play many seeds in some processes; yields how far it got, again and again."""
+    chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
+    done = Progress()
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_silence) as pool:
+        for chunk, result in zip(chunks, pool.map(play, chunks, [nodes] * len(chunks)), strict=True):
+            rounds, faults, failures = result
+            done = Progress(
+                done.played + len(chunk),
+                done.rounds + rounds,
+                done.faults + faults,
+                done.failed + len(failures),
+                tuple((int(line.partition(":")[0].removeprefix("seed ")), line) for line in failures),
+            )
+            yield done
+
+
+def _silence() -> None:
+    logging.disable(logging.CRITICAL)  # Nodes complain of every fault that the scenario puts in.
+
+
+def report(options: argparse.Namespace, command: str, say: Callable[[str], None]) -> int:
+    """Play what the options ask for; print each failure with the command that repeats it, and say how far it is."""
+    seeds = range(options.first, options.first + options.seeds)
+    done = Progress()
+    for done in play_all(seeds, options.nodes, options.processes):
+        for seed, failure in done.failures:
+            print(failure)
+            nodes = "" if options.nodes is None else f" --nodes {options.nodes}"
+            print(f"  repeat it: {command} --first {seed} --seeds 1{nodes}", flush=True)
+        say(str(done))
+    print(done)
+    return 1 if done.failed else 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m rendezvous_async.testing", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -43,18 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--nodes", type=int, default=None, help="nodes in each scenario (default: 2 to 6, by seed)")
     command.add_argument("--processes", type=int, default=1, help="how many to play at once (default 1)")
     options = parser.parse_args(arguments)
-    logging.disable(logging.CRITICAL)  # Nodes complain of every fault that the scenario puts in.
-    seeds = range(options.first, options.first + options.seeds)
-    chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
-    rounds = faults = played = failed = 0
-    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
-        for chunk, result in zip(chunks, pool.map(play, chunks, [options.nodes] * len(chunks)), strict=True):
-            rounds, faults, played = rounds + result[0], faults + result[1], played + len(chunk)
-            for failure in result[2]:
-                failed += 1
-                print(failure)
-                again = failure.partition(":")[0].removeprefix("seed ")
-                print(f"  repeat it: python -m rendezvous_async.testing simulate --first {again} --seeds 1", flush=True)
-            print(f"{played} scenarios, {rounds} rounds, {faults} faults, {failed} failed", file=sys.stderr, flush=True)
-    print(f"{played} scenarios, {rounds} rounds formed, {faults} faults put in, {failed} failed")
-    return 1 if failed else 0
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    return report(options, "python -m rendezvous_async.testing simulate", say)

@@ -189,9 +189,10 @@ class Hub:
         """Let go of everything in a forked child, which has none of the threads and shares all files."""
         self._mutex = threading.Lock()
         self.failure = why
-        self.inbox = Inbox()
-        self.inbox.close(why)
-        self._lock.abandon()
+        self.inbox.forget(why)
+        for part in self._parts:
+            if isinstance(part, PatientLock):
+                part.abandon()
         self._close()
         if self._inotify is not None:
             self._inotify.close()

@@ -23,7 +23,10 @@ __all__ = ["FileLock", "PatientLock", "hold", "is_held"]
 HAS_OFD_LOCKS = hasattr(fcntl, "F_OFD_SETLK") and sys.platform == "linux" and sys.maxsize > 2**32
 _FLOCK = struct.Struct("@hhqqi4x")
 _DOOR = 0
-_GATE = 1
+_HUNGER = 1
+_NEXT_TRY = 0.002
+_UNTIL_HUNGRY = 15
+"""So many tries, of 2 ms each, until one who waits is hungry."""
 _PAUSES = (0.0001, 0.0003, 0.001, 0.003)
 """Seconds between the first attempts: to hand a wait to a thread costs about as much."""
 
@@ -32,8 +35,8 @@ class FileLock:
     """A lock file that one holder at a time has locked, and that everybody gets a turn at.
 
     The system gives a lock that was just released to whoever comes first, and that is often the one who released it.
-    That is fast, but can keep others out for long. So there is a gate before the door: whoever waits closes the gate
-    behind it, and those who come later stay outside until it is through.
+    That is fast, but can keep others out for long. So whoever has waited a while says that it is hungry, by a lock on
+    another byte that all the hungry share, and as long as anybody is, nobody takes the lock in passing.
     """
 
     def __init__(self, fd: int) -> None:
@@ -43,20 +46,30 @@ class FileLock:
         self._fd = fd
 
     def acquire(self, *, wait: bool) -> bool:
-        """Take the lock; without ``wait``, return False if another has it, or waits for it."""
+        """Take the lock; without ``wait``, return False if another has it, or is hungry for it."""
         if self._between_threads is not None and not self._between_threads.acquire(wait):
             return False
         taken = False
         try:
-            if _lock(self._fd, _GATE, wait=wait, kind=fcntl.F_WRLCK if wait else fcntl.F_RDLCK):
-                try:
-                    taken = _lock(self._fd, _DOOR, wait=wait)
-                finally:
-                    _unlock(self._fd, _GATE)
+            taken = self._wait_for_it() if wait else self._take_in_passing()
         finally:
             if not taken and self._between_threads is not None:
                 self._between_threads.release()
         return taken
+
+    def _take_in_passing(self) -> bool:
+        return not _is_locked(self._fd, _HUNGER) and _lock(self._fd, _DOOR, wait=False)
+
+    def _wait_for_it(self) -> bool:
+        for _ in range(_UNTIL_HUNGRY):
+            if self._take_in_passing():
+                return True
+            select.select((), (), (), _NEXT_TRY)
+        _lock(self._fd, _HUNGER, wait=False, kind=fcntl.F_RDLCK)
+        try:
+            return _lock(self._fd, _DOOR, wait=True)
+        finally:
+            _unlock(self._fd, _HUNGER)
 
     def release(self) -> None:
         _unlock(self._fd, _DOOR)
@@ -156,7 +169,7 @@ def hold(fd: int) -> None:
 
 def is_held(fd: int) -> bool:
     """Tell whether anybody has ``hold`` of the file; True where that cannot be known."""
-    return not HAS_OFD_LOCKS or not _lock(fd, _DOOR, wait=False, kind=fcntl.F_RDLCK)
+    return not HAS_OFD_LOCKS or _is_locked(fd, _DOOR)
 
 
 def _lock(fd: int, byte: int, *, wait: bool, kind: int = fcntl.F_WRLCK) -> bool:
@@ -173,6 +186,15 @@ def _lock(fd: int, byte: int, *, wait: bool, kind: int = fcntl.F_WRLCK) -> bool:
             raise
         return False
     return True
+
+
+def _is_locked(fd: int, byte: int) -> bool:
+    """Tell whether anybody else has locked that byte; False where that cannot be known."""
+    if not HAS_OFD_LOCKS:
+        return False
+    found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+    assert isinstance(found, bytes)
+    return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
 
 
 def _unlock(fd: int, byte: int) -> None:

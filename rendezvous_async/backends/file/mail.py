@@ -83,6 +83,11 @@ class Inbox:
             jobs, self._jobs = self._jobs, []
         return jobs
 
+    def forget(self, why: RendezvousError) -> None:
+        """Close it in a forked child, whatever another thread was doing with it."""
+        self._mutex = threading.Lock()
+        self.close(why)
+
     def _ring(self) -> None:
         if not self._is_awake:
             self._is_awake = True

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 import ssl
 from collections import OrderedDict
 from collections.abc import Callable
 
 import anyio
 
-from rendezvous_async.backends.tcp.addresses import Address, resolve
+from rendezvous_async.backends.tcp.addresses import Address, open_socket, resolve
 from rendezvous_async.backends.tcp.link import Link, RefusedError, describe
 from rendezvous_async.settings import format_address
 
@@ -128,7 +127,7 @@ class Dialer:
 
     async def _try(self, address: Address, make_link: Callable[[], Link]) -> Link:
         loop = asyncio.get_running_loop()
-        sock = socket.socket(address.family, socket.SOCK_STREAM)
+        sock = open_socket(address)
         link = make_link()
         try:
             with anyio.fail_after(ATTEMPT_SECONDS):

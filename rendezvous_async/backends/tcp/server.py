@@ -15,7 +15,7 @@ import logging
 import secrets
 import socket
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import anyio
@@ -77,6 +77,8 @@ class TcpServer:
         self.disconnect_grace = disconnect_grace
         self.endpoint = endpoint
         self.fanout: Fanout[Watcher] = Fanout()
+        self.listeners: list[Callable[[Sequence[str]], None]] = []
+        """Called with the keys that have changed, as soon as some have; must not raise."""
         self.failed = anyio.Event()
         self.failure: Exception | None = None
         self._connections: set[Connection] = set()
@@ -268,7 +270,10 @@ class TcpServer:
         """Mark the watchers of what has changed; they are told at the end of this turn of the loop, all at once."""
         if not self.table.has_changed:
             return
-        for watcher in self.fanout.concerned(self.table.take_changed()):
+        changed = self.table.take_changed()
+        for listener in self.listeners:
+            listener(changed)
+        for watcher in self.fanout.concerned(changed):
             watcher.connection.mark(watcher, self._settled)
             self._touched[watcher.connection] = None
         self._settled = self.table.token

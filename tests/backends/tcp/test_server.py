@@ -196,3 +196,13 @@ async def test_a_server_that_is_in_the_way_is_named() -> None:
     with pytest.raises(ValueError, match="disconnect_grace"):
         async with serve(port=0, disconnect_grace=0, limits=Limits()):
             pass
+
+
+async def test_nothing_waits_in_the_kernel_for_more() -> None:
+    """Without TCP_NODELAY a push behind an answer waits until the client's kernel acknowledges that, 40 ms later."""
+    async with serve(port=0) as server, connected(server.endpoint):
+        for connection in server._connections:
+            assert connection._transport is not None
+            sock = connection._transport.get_extra_info("socket")
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert server.connections == 1

@@ -1,0 +1,40 @@
+"""What has changed between two looks at a run, in words. Pure."""
+
+from __future__ import annotations
+
+from rendezvous_async.core.diagnosis import Status
+from rendezvous_async.core.state import Phase
+
+__all__ = ["changes"]
+
+SHOW_AT_MOST = 8
+
+
+def changes(before: Status | None, now: Status) -> list[str]:
+    """Return what has happened to a run since ``before``, the most important first."""
+    if before is None:
+        before = Status(run_id=now.run_id)
+    found = []
+    if now.closed is not None and before.closed is None:
+        found.append(f"closed by {now.closed.by or 'an unnamed node'}: {now.closed.reason or 'no reason given'}")
+    if now.round != before.round:
+        members = sum(present.rank is not None for present in now.here) + len(now.absent)
+        found.append(f"round {now.round} has formed with {members} members")
+    elif now.phase is not before.phase and now.phase is Phase.GATHERING:
+        found.append(f"round {now.round} is over; gathering the next")
+    was = {present.node: present for present in before.here}
+    here = {present.node: present for present in now.here}
+    found += _named("here now", [node for node in here if node not in was])
+    found += _named("gone", [node for node in was if node not in here])
+    if now.round == before.round:
+        for node, present in here.items():
+            if node in was and was[node].role is not present.role:
+                found.append(f"{node} is {present.role} now; it was {was[node].role}")
+    if now.coordinator != before.coordinator and now.coordinator is not None:
+        found.append(f"{now.coordinator} coordinates")
+    return found
+
+
+def _named(what: str, nodes: list[str]) -> list[str]:
+    more = f" and {len(nodes) - SHOW_AT_MOST} more" if len(nodes) > SHOW_AT_MOST else ""
+    return [f"{what}: {', '.join(nodes[:SHOW_AT_MOST])}{more}"] if nodes else []

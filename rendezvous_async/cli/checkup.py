@@ -1,0 +1,228 @@
+"""What ``rdzv doctor`` looks at, in the order in which one thing needs the other; a check that fails ends the rest.
+
+All times are measured by this process's own monotonic clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import ssl
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from statistics import median
+from typing import Literal
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from rendezvous_async.backends.base import Backend, Delete, Put
+from rendezvous_async.cli.endpoints import endpoint_of, open_run, read_secret, tls_files
+from rendezvous_async.cli.exits import Failure
+from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
+from rendezvous_async.settings import Endpoint, format_address
+
+__all__ = ["Finding", "examine"]
+
+ROUND_TRIPS = 25
+SLOW = 0.05
+"""Seconds for a round trip from which on it is worth a warning."""
+TTL = 5.0
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What a check has found.
+
+    Attributes:
+        check: What was looked at.
+        verdict: Whether that is as it should be.
+        found: In words.
+        fix: What to do about it.
+        unusable: The endpoint cannot be used at all.
+    """
+
+    check: str
+    verdict: Literal["ok", "warning", "wrong"]
+    found: str
+    fix: str = ""
+    unusable: bool = False
+
+
+async def examine(options: Namespace) -> AsyncIterator[Finding]:
+    """Check an endpoint; yields each finding as soon as it is there."""
+    endpoint = endpoint_of(options)
+    for host, port in endpoint.hosts:
+        async for finding in examine_host(host, port, endpoint, options.timeout):
+            yield finding
+            if finding.unusable and len(endpoint.hosts) == 1:
+                return
+    if endpoint.scheme == "file":
+        finding = _directory(endpoint.path)
+        yield finding
+        if finding.unusable:
+            return
+    yield _own_name()
+    secret = read_secret(options) or endpoint.options.get("secret")
+    run_id = options.run_id or f"rdzv-doctor-{secrets.token_hex(4)}"
+    try:
+        began = anyio.current_time()
+        async with open_run(options, run_id) as backend:
+            yield Finding("connection", "ok", f"open after {_ms(anyio.current_time() - began)}")
+            if endpoint.scheme == "tcp":
+                yield _secrecy(endpoint, secret is not None, bool(tls_files(options)) or "tls" in endpoint.options)
+            async for finding in examine_backend(backend, options.timeout):
+                yield finding
+    except (RendezvousError, Failure) as error:
+        yield Finding("connection", "wrong", str(error), _advice(error), unusable=True)
+
+
+async def examine_host(host: str, port: int, endpoint: Endpoint, timeout: float) -> AsyncIterator[Finding]:
+    """Check a name and a port."""
+    where = format_address(host, port)
+    try:
+        with anyio.fail_after(timeout):
+            infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, TimeoutError) as error:
+        text = getattr(error, "strerror", None) or "no answer in time"
+        fix = "check the spelling, DNS and /etc/hosts on this machine"
+        yield Finding("name", "wrong", f"{host} cannot be looked up: {text}", fix, unusable=True)
+        return
+    addresses = sorted({str(info[4][0]) for info in infos})
+    yield Finding("name", "ok", f"{host} is {', '.join(addresses)}")
+    failures = []
+    for address in addresses:
+        began = anyio.current_time()
+        try:
+            with anyio.fail_after(timeout):
+                _, writer = await asyncio.open_connection(address, port)
+        except (OSError, TimeoutError) as error:
+            text = "no answer in time" if isinstance(error, TimeoutError) else os.strerror(error.errno or 0)
+            failures.append(f"{format_address(address, port)}: {text}")
+            continue
+        yield Finding(
+            "port", "ok", f"{format_address(address, port)} accepts after {_ms(anyio.current_time() - began)}"
+        )
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+    if failures:
+        unusable = len(failures) == len(addresses)
+        fix = f"is the server running and listening on {where}, and does the firewall let this machine in?"
+        yield Finding("port", "wrong" if unusable else "warning", "; ".join(failures), fix, unusable)
+    elif endpoint.scheme == "etcd":
+        yield await _etcd(host, port, timeout)
+
+
+async def examine_backend(backend: Backend, timeout: float) -> AsyncIterator[Finding]:
+    """Check what can be done there, and how fast."""
+    key = f"doctor-{secrets.token_hex(8)}"
+    times = []
+    with anyio.fail_after(timeout + ROUND_TRIPS * SLOW * 4):
+        for _ in range(ROUND_TRIPS):
+            began = anyio.current_time()
+            await backend.get(key)
+            times.append(anyio.current_time() - began)
+    slow = median(times) > SLOW
+    yield Finding(
+        "latency",
+        "warning" if slow else "ok",
+        f"{ROUND_TRIPS} round trips: median {_ms(median(times))}, worst {_ms(max(times))}",
+        "put the server closer to the nodes, or raise keep_alive_interval" if slow else "",
+    )
+    try:
+        session = await backend.open_session(TTL)
+        async with backend.watch(key) as watch:
+            await anext(watch)
+            began = anyio.current_time()
+            await backend.commit(Put(key, b"doctor", session.id))
+            committed = anyio.current_time()
+            with anyio.fail_after(timeout):
+                await anext(watch)
+            pushed = anyio.current_time()
+            await session.keep_alive()
+            await session.aclose()
+            with anyio.fail_after(timeout):
+                await anext(watch)
+        await backend.commit(Delete(key))
+    except TimeoutError:
+        yield Finding("pushes", "wrong", f"no push within {timeout:g} s", "is a proxy holding back the traffic?")
+        return
+    except (RendezvousError, ValueError) as error:
+        fix = "is this secret, or this user, restricted to other runs? see --run-id"
+        yield Finding("permissions", "wrong", f"run {backend.run_id!r} cannot be written: {error}", fix)
+        return
+    yield Finding("permissions", "ok", f"read, write, session (TTL {session.ttl:g} s), keep-alive and delete work")
+    yield Finding(
+        "pushes",
+        "ok",
+        f"a write takes {_ms(committed - began)}; watchers have it {_ms(pushed - began)} after it was sent",
+    )
+
+
+def _own_name() -> Finding:
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        fix = "give nodes on this machine an address that others can reach (address=, rdzv launch --address)"
+        return Finding("this host", "warning", f"its own name {name!r} cannot be looked up", fix)
+    return Finding("this host", "ok", f"{name} is {address}")
+
+
+def _secrecy(endpoint: Endpoint, secret: bool, tls: bool) -> Finding:
+    if secret or tls:
+        used = " and ".join(word for word, used in (("a secret", secret), ("TLS", tls)) if used)
+        return Finding("security", "ok", f"the server takes {used}")
+    host = endpoint.hosts[0][0]
+    if host in ("localhost", "127.0.0.1", "::1"):
+        return Finding("security", "ok", "neither secret nor TLS, on loopback")
+    return Finding(
+        "security", "warning", "neither secret nor TLS: whoever reaches the port can do anything", "serve with a secret"
+    )
+
+
+def _directory(path: str) -> Finding:
+    if not os.path.isdir(path):
+        return Finding("directory", "wrong", f"{path} is no directory", "create it on the shared file system", True)
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        return Finding("directory", "wrong", f"{path} cannot be written by this user", "check its permissions", True)
+    return Finding("directory", "ok", f"{path} can be written")
+
+
+async def _etcd(host: str, port: int, timeout: float) -> Finding:
+    """Ask an etcd without TLS for its version and its health."""
+    answers = []
+    try:
+        with anyio.fail_after(timeout):
+            for path in ("/version", "/health"):
+                reader, writer = await asyncio.open_connection(host, port)
+                writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                answers.append((await reader.read(65536)).partition(b"\r\n\r\n")[2])
+                writer.close()
+        version = msgspec.json.decode(answers[0])["etcdserver"]
+        healthy = msgspec.json.decode(answers[1]).get("health") == "true"
+    except (OSError, TimeoutError, msgspec.DecodeError, LookupError, AttributeError, TypeError):
+        return Finding("etcd", "warning", f"{host}:{port} does not say its version; is it etcd?")
+    if not healthy:
+        fix = "look at its log and at etcdctl endpoint health"
+        return Finding("etcd", "wrong", f"etcd {version} says that it is not healthy", fix)
+    return Finding("etcd", "ok", f"etcd {version} is healthy")
+
+
+def _advice(error: Exception) -> str:
+    text = str(error).lower()
+    if "secret" in text:
+        return "give the server's secret with --secret-file, or leave it away if the server has none"
+    if "tls" in text or "certificate" in text or isinstance(error.__cause__, ssl.SSLError):
+        return "do both sides use TLS, and does --tls-ca name the authority of the server's certificate?"
+    if isinstance(error, RendezvousConnectionError):
+        return "is it an rdzv server that listens there, of this version, with or without TLS as you asked for?"
+    return ""
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms"

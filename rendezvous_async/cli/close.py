@@ -1,0 +1,75 @@
+"""Close a run for everyone, for good; with --purge, remove every key of a run that is closed and left."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from argparse import Namespace
+from contextlib import suppress
+
+from rendezvous_async.cli.endpoints import add_run, known_run, open_run
+from rendezvous_async.cli.exits import Exit, Failure
+from rendezvous_async.cli.parsing import Parser
+from rendezvous_async.cli.terminal import Terminal
+
+EXAMPLE = """  rdzv close tcp://head:29400 --run-id job-7 --reason 'bad data in shard 12'
+  rdzv close tcp://head:29400 --run-id job-7 --purge"""
+
+
+def configure(parser: Parser) -> None:
+    add_run(parser)
+    parser.add_argument("--reason", default="closed by hand", metavar="TEXT", help="for the nodes to read")
+    parser.add_argument("--purge", action="store_true", help="then remove the run's keys, once its nodes have left")
+
+
+def run(options: Namespace) -> int:
+    import anyio
+
+    return anyio.run(_close, options)
+
+
+async def _close(options: Namespace) -> int:
+    import anyio
+
+    from rendezvous_async.control import close_run, purge_run, read_status
+    from rendezvous_async.core.state import NODES, STATE
+    from rendezvous_async.errors import RendezvousStateError
+    from rendezvous_async.view import answer_within
+
+    terminal = Terminal(quiet=options.quiet)
+    async with open_run(options) as backend:
+        with answer_within(options.timeout, f"close run {options.run_id!r}"):
+            before = None
+            if await backend.get(STATE) is None:
+                known_run(await read_status(backend), options)
+            with suppress(RendezvousStateError):  # Closing is how one gets rid of a damaged run.
+                before = (await read_status(backend)).closed
+            closed = await close_run(backend, options.reason, author())
+        if before is None:
+            terminal.print(f"run {options.run_id!r} is closed: {closed.reason}")
+        elif not options.purge:
+            raise Failure(Exit.CLOSED, f"run {options.run_id!r} was closed before, by {before.by}: {before.reason}")
+        if options.purge:
+            with anyio.move_on_after(options.timeout) as scope:
+                terminal.say("waiting for its nodes to leave")
+                async with backend.watch(NODES) as watch:
+                    async for _ in watch:
+                        if await purge_run(backend):
+                            break
+            if scope.cancelled_caught:
+                raise Failure(
+                    Exit.TIMED_OUT,
+                    f"run {options.run_id!r} is closed, but its nodes have not left within {options.timeout:g} s, so "
+                    "nothing was removed; see rdzv status, and try again",
+                )
+            terminal.print(f"run {options.run_id!r} is removed")
+    return Exit.OK
+
+
+def author() -> str:
+    """Return who runs this command, for others to read."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # A user id without a name.
+        user = "somebody"
+    return f"{user}@{socket.gethostname()}"

@@ -1,0 +1,127 @@
+"""The arguments with which a command finds its run: endpoint, run id, secret, TLS; and the backend that they open."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rendezvous_async.cli.exits import Exit, Failure
+from rendezvous_async.cli.parsing import Parser, seconds
+from rendezvous_async.settings import Endpoint, check_id, parse_endpoint
+
+if TYPE_CHECKING:
+    from rendezvous_async.backends.base import Backend
+    from rendezvous_async.core.diagnosis import Status
+
+__all__ = ["add_connection", "add_run", "backend_of", "endpoint_of", "known_run", "open_run", "read_secret"]
+
+SECRET_FILE = "RDZV_SECRET_FILE"
+_TLS_FILES = ("tls_ca", "tls_cert", "tls_key")
+
+
+def add_connection(parser: Parser) -> None:
+    """Add the endpoint and how to be let in there."""
+    parser.add_argument("endpoint", metavar="ENDPOINT", help="for example tcp://head:29400")
+    add_keys(parser)
+
+
+def add_keys(parser: Parser) -> None:
+    """Add the files that a connection can be secured with."""
+    parser.add_argument(
+        "--secret-file", metavar="FILE", help=f"holds the shared secret (default: ${SECRET_FILE}, else none)"
+    )
+    parser.add_argument("--tls-ca", metavar="FILE", help="certificate authorities to believe")
+    parser.add_argument("--tls-cert", metavar="FILE", help="this side's certificate")
+    parser.add_argument("--tls-key", metavar="FILE", help="its private key, if that is in another file")
+
+
+def add_run(parser: Parser) -> None:
+    """Add all that a look at a run needs."""
+    add_connection(parser)
+    parser.add_argument("--run-id", metavar="ID", required=True, help="which run")
+    add_timeout(parser)
+
+
+def add_timeout(parser: Parser, default: float = 5.0) -> None:
+    """Add how long to try."""
+    parser.add_argument(
+        "--timeout", type=seconds, default=default, metavar="S", help=f"seconds to wait for a connection ({default:g})"
+    )
+
+
+def read_secret(options: Namespace) -> str | None:
+    """Return the secret from the file that was named, if one was."""
+    path = options.secret_file or os.environ.get(SECRET_FILE)
+    if not path:
+        return None
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            secret = file.read().strip()
+    except OSError as error:
+        raise Failure(Exit.USAGE, f"cannot read the secret file {path!r}: {error.strerror}") from None
+    if not secret:
+        raise Failure(Exit.USAGE, f"the secret file {path!r} is empty")
+    return secret
+
+
+def tls_files(options: Namespace) -> dict[str, Any]:
+    """Return the TLS files that were named."""
+    return {name: getattr(options, name) for name in _TLS_FILES if getattr(options, name) is not None}
+
+
+def endpoint_of(options: Namespace) -> Endpoint:
+    """Return the endpoint, with what the options add to its query."""
+    return with_options(parse_endpoint(options.endpoint), **tls_files(options))
+
+
+def with_options(endpoint: Endpoint, **options: Any) -> Endpoint:
+    """Return an endpoint with some options set, whatever its query says of them."""
+    return msgspec.structs.replace(endpoint, options={**endpoint.options, **options})
+
+
+async def backend_of(options: Namespace, run_id: str, **tcp_options: str) -> Backend:
+    """Open the backend of a run; the caller closes it. ``tcp_options`` count for ``tcp://`` only."""
+    from rendezvous_async.backends import start_backend
+
+    endpoint = endpoint_of(options)
+    secret = read_secret(options)
+    if secret is not None:
+        endpoint = with_options(endpoint, secret=secret)
+    if endpoint.scheme == "tcp":
+        endpoint = with_options(endpoint, **tcp_options)
+    return await start_backend(endpoint, run_id)
+
+
+@asynccontextmanager
+async def open_run(options: Namespace, run_id: str | None = None) -> AsyncIterator[Backend]:
+    """Open the backend of a run that a command looks at: it never hosts a server, and does not wait for long."""
+    import anyio
+
+    run_id = check_id("--run-id", options.run_id if run_id is None else run_id)
+    if parse_endpoint(options.endpoint).scheme == "memory":
+        raise Failure(Exit.USAGE, "memory:// lives inside one process; no other one can look at it")
+    with anyio.move_on_after(options.timeout + 1) as scope:
+        backend = await backend_of(options, run_id, is_host="false", connect_timeout=str(options.timeout))
+    if scope.cancelled_caught:
+        raise Failure(Exit.UNREACHABLE, f"no answer from {options.endpoint} within {options.timeout:g} s")
+    try:
+        yield backend
+    finally:
+        with anyio.CancelScope(shield=True):
+            await backend.aclose()
+
+
+def known_run(status: Status, options: Namespace) -> Status:
+    """Return the status of a run that somebody has joined.
+
+    Raises:
+        Failure: Nobody has.
+    """
+    if status.settings is None:
+        raise Failure(Exit.NOT_FOUND, f"nobody has joined a run {status.run_id!r} at {options.endpoint}")
+    return status

@@ -1,0 +1,40 @@
+"""Throw a node out of a run: the others re-form without it. It learns of it, and may join again."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from rendezvous_async.cli.endpoints import add_run, known_run, open_run
+from rendezvous_async.cli.exits import Exit, Failure
+from rendezvous_async.cli.parsing import Parser
+from rendezvous_async.cli.terminal import Terminal
+
+EXAMPLE = "  rdzv evict tcp://head:29400 --run-id job-7 host3_4711_0c5e1f3a"
+
+
+def configure(parser: Parser) -> None:
+    add_run(parser)
+    parser.add_argument("node", metavar="NODE", help="the node's id, as rdzv status prints it")
+
+
+def run(options: Namespace) -> int:
+    import anyio
+
+    from rendezvous_async.control import evict_node, read_status
+    from rendezvous_async.errors import RendezvousClosedError
+    from rendezvous_async.view import answer_within
+
+    terminal = Terminal(quiet=options.quiet)
+
+    async def evict() -> int:
+        async with open_run(options) as backend:
+            with answer_within(options.timeout, f"evict node {options.node!r}"):
+                if not await evict_node(backend, options.node):
+                    status = known_run(await read_status(backend), options)
+                    if status.closed is not None:
+                        raise RendezvousClosedError(status.closed.reason, status.closed.by, run_id=options.run_id)
+                    raise Failure(Exit.NOT_FOUND, f"run {options.run_id!r} has no node {options.node!r} now")
+        terminal.print(f"node {options.node!r} is out of run {options.run_id!r}")
+        return Exit.OK
+
+    return anyio.run(evict)

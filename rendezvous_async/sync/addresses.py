@@ -1,0 +1,95 @@
+"""Endpoints in the classic's form, free ports, and the address by which others reach this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from contextlib import closing, suppress
+
+__all__ = ["find_local_address", "get_free_port", "get_socket_with_port", "parse_rendezvous_endpoint"]
+
+_NOWHERE = (("192.0.2.1", 9), ("2001:db8::1", 9))
+"""Addresses that are kept for documentation: nothing is sent, they only ask for the way out of this machine."""
+
+
+def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
+    """Return host and port of ``host[:port]``; ``localhost`` and the default port where they are not given."""
+    text = (endpoint or "").strip()
+    if not text:
+        return "localhost", default_port
+    if text.startswith("[") and text.endswith("]"):
+        host, colon, port = text, "", ""
+    else:
+        host, colon, port = text.rpartition(":") if ":" in text else (text, "", "")
+    if len(host) > 1 and host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if colon and (not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535):
+        raise ValueError(f"the port of the rendezvous endpoint {endpoint!r} must be a number from 0 to 65535")
+    if not re.fullmatch(r"[\w.:-]+", host):
+        raise ValueError(f"the host of the rendezvous endpoint {endpoint!r} must be a name or an IP address")
+    return host, int(port) if colon else default_port
+
+
+def get_socket_with_port() -> socket.socket:
+    """Return a socket that listens on a free port of localhost; close it before somebody else uses the port."""
+    problem: OSError | None = None
+    for family, kind, protocol, _, _ in socket.getaddrinfo("localhost", None, type=socket.SOCK_STREAM):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.bind(("localhost", 0))
+            sock.listen(0)
+        except OSError as error:
+            sock.close()
+            problem = error
+        else:
+            return sock
+    raise RuntimeError("no port of localhost can be had") from problem
+
+
+def get_free_port() -> int:
+    """Return a port of localhost that was free a moment ago; another process may take it before you do."""
+    with closing(get_socket_with_port()) as sock:
+        return int(sock.getsockname()[1])
+
+
+def find_local_address(host: str | None = None, port: int = 9) -> str:
+    """Return an address of this machine by which others reach it: a number, so that nobody needs to look it up.
+
+    Args:
+        host: What all nodes talk to; the address is the one that this machine talks to it from. Without it, or if that
+            leads nowhere else, the one that the machine's name stands for, or that of the way out.
+        port: Of that host; nothing is sent there.
+    """
+    if host is not None:
+        found = _source_toward(host, port)
+        if found is not None:
+            return found
+    own = _resolve(socket.gethostname())
+    for address in own:
+        if not ipaddress.ip_address(address).is_loopback:
+            return address
+    for place, any_port in _NOWHERE:
+        found = _source_toward(place, any_port)
+        if found is not None:
+            return found
+    return own[0] if own else "127.0.0.1"
+
+
+def _source_toward(host: str, port: int) -> str | None:
+    """Return the address that a datagram to ``host`` would come from; None if there is no way."""
+    for address in _resolve(host):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((address, port or 9))
+            return str(sock.getsockname()[0])
+    return None
+
+
+def _resolve(host: str) -> list[str]:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    # A link-local address needs its zone, which means nothing to others.
+    return [str(where[0]) for *_, where in found if "%" not in str(where[0])]

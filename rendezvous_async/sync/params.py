@@ -1,0 +1,137 @@
+"""What a handler is made of, in the classic's terms: parameters as text, timeouts, settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+__all__ = ["RendezvousParameters", "RendezvousSettings", "RendezvousTimeout"]
+
+_TRUE = frozenset({"1", "true", "t", "yes", "y"})
+_FALSE = frozenset({"0", "false", "f", "no", "n"})
+
+
+class RendezvousParameters:
+    """The parameters to make a handler from; those of the backend are keywords, often as text.
+
+    Args:
+        backend: Its registered name.
+        endpoint: Where the run's state lives, usually ``host[:port]``.
+        run_id: Which run.
+        min_nodes: The fewest nodes that a round may have.
+        max_nodes: The most.
+        local_addr: By which others reach this node.
+        **kwargs: The backend's options.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        endpoint: str,
+        run_id: str,
+        min_nodes: int,
+        max_nodes: int,
+        local_addr: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not backend:
+            raise ValueError("the rendezvous backend must have a name that is not empty")
+        if min_nodes < 1:
+            raise ValueError(f"min_nodes must be at least 1, not {min_nodes}")
+        if max_nodes < min_nodes:
+            raise ValueError(f"max_nodes must be at least min_nodes, {min_nodes}, not {max_nodes}")
+        self.backend = backend
+        self.endpoint = endpoint
+        self.run_id = run_id
+        self.min_nodes = min_nodes
+        self.max_nodes = max_nodes
+        self.local_addr = local_addr
+        self.config = kwargs
+
+    def __repr__(self) -> str:
+        nodes = f"{self.min_nodes}:{self.max_nodes}"
+        return f"<RendezvousParameters {self.backend} {self.endpoint!r} run={self.run_id!r} nodes={nodes}>"
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the option as it was given, or ``default``."""
+        return self.config.get(key, default)
+
+    def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
+        """Return the option as a truth value; ``1``, ``true``, ``t``, ``yes``, ``y`` and their opposites are known."""
+        value = self.get(key, default)
+        if value is None or isinstance(value, bool):
+            return value
+        word = str(value).lower() if isinstance(value, int | str) else ""
+        if word in _TRUE or word in _FALSE:
+            return word in _TRUE
+        raise ValueError(f"the rendezvous option {key!r} must be true or false, not {value!r}")
+
+    def get_as_int(self, key: str, default: int | None = None) -> int | None:
+        """Return the option as a whole number."""
+        value = self.get(key, default)
+        try:
+            return None if value is None else int(value)
+        except ValueError:
+            raise ValueError(f"the rendezvous option {key!r} must be a whole number, not {value!r}") from None
+
+
+class RendezvousTimeout:
+    """How long to wait for what.
+
+    Args:
+        join: For a round to form.
+        last_call: For late comers, once the fewest nodes are there.
+        close: For leaving and closing.
+        heartbeat: For one keep-alive to be answered.
+        regroup: For late comers when a round re-forms; not in the classic; by default ``last_call``, at most 3 s.
+    """
+
+    def __init__(
+        self,
+        join: timedelta | None = None,
+        last_call: timedelta | None = None,
+        close: timedelta | None = None,
+        heartbeat: timedelta | None = None,
+        regroup: timedelta | None = None,
+    ) -> None:
+        self.join = _positive("join", join, 600)
+        self.last_call = _positive("last_call", last_call, 30)
+        self.close = _positive("close", close, 30)
+        self.heartbeat = _positive("heartbeat", heartbeat, 5)
+        self.regroup = _positive("regroup", regroup, min(self.last_call.total_seconds(), 3))
+
+    def __repr__(self) -> str:
+        return (
+            f"<RendezvousTimeout {' '.join(f'{name}={value.total_seconds():g}' for name, value in vars(self).items())}>"
+        )
+
+
+def _positive(name: str, value: timedelta | None, default: float) -> timedelta:
+    value = timedelta(seconds=default) if value is None else value
+    if value <= timedelta(0):
+        raise ValueError(f"the {name} timeout must be positive, not {value}")
+    return value
+
+
+@dataclass(frozen=True)
+class RendezvousSettings:
+    """What a handler's run and its keep-alives are to be like.
+
+    Attributes:
+        run_id: Which run.
+        min_nodes: The fewest nodes that a round may have.
+        max_nodes: The most.
+        timeout: How long to wait for what.
+        keep_alive_interval: Between two keep-alives.
+        keep_alive_max_attempt: So many in a row must fail before the others count this node as lost.
+        ranks: The rank policy: ``sticky``, ``sorted`` (the classic's) or ``label:<name>``; not in the classic.
+    """
+
+    run_id: str
+    min_nodes: int
+    max_nodes: int
+    timeout: RendezvousTimeout
+    keep_alive_interval: timedelta = timedelta(seconds=1)
+    keep_alive_max_attempt: int = 5
+    ranks: str = "sticky"

@@ -1,0 +1,95 @@
+"""Nodes for tests of the blocking facade: each call in a thread of its own, each wait with an end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from datetime import timedelta
+from threading import Event, Thread
+from typing import TypeVar
+
+from rendezvous_async.sync import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousSettings,
+    RendezvousTimeout,
+)
+
+__all__ = ["PATIENCE", "in_thread", "join_all", "make_handler", "serve_apart", "wait_until"]
+
+PATIENCE = 60.0
+"""Seconds after which a test gives up."""
+
+T = TypeVar("T")
+
+_SERVER = """
+import anyio, sys
+from rendezvous_async.backends.tcp import serve
+
+async def main():
+    async with serve("127.0.0.1", 0) as server:
+        print(server.endpoint, flush=True)
+        await anyio.to_thread.run_sync(sys.stdin.read)
+
+anyio.run(main)
+"""
+
+
+def make_handler(
+    endpoint: str,
+    nodes: tuple[int, int] = (2, 2),
+    *,
+    run_id: str = "run",
+    join: float = PATIENCE,
+    last_call: float = 0.1,
+    name: str = "test",
+) -> RendezvousHandler:
+    """Make a handler that does not wait long."""
+    seconds = [timedelta(seconds=value) for value in (join, last_call, 10, 5)]
+    settings = RendezvousSettings(run_id, *nodes, RendezvousTimeout(*seconds))
+    return RendezvousHandler(name, endpoint, settings, local_addr="127.0.0.1")
+
+
+def in_thread(function: Callable[..., T], *args: object) -> Future[T]:
+    """Call a function in a thread of its own."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, name="a node", daemon=True).start()
+    return future
+
+
+def join_all(*handlers: RendezvousHandler) -> list[RendezvousInfo]:
+    """Let all join at once, and return what they got, in the same order."""
+    joins = [in_thread(handler.next_rendezvous) for handler in handlers]
+    return [join.result(PATIENCE) for join in joins]
+
+
+def wait_until(met: Callable[[], bool]) -> None:
+    """Wait until something that was pushed has come."""
+    never = Event()
+    for _ in range(int(PATIENCE / 0.005)):
+        if met():
+            return
+        never.wait(0.005)
+    raise AssertionError(f"it did not come within {PATIENCE:g} s")
+
+
+@contextmanager
+def serve_apart() -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Serve tcp:// in a process of its own; returns its endpoint, and the process."""
+    command = [sys.executable, "-c", _SERVER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip(), process
+        finally:
+            process.kill()

@@ -1,0 +1,68 @@
+"""rdzv doctor and rdzv bench, against real servers, good and bad."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rendezvous_async.backends.tcp import restrict, serve
+from tests.backends.tcp.support import Certificates, taken_port
+from tests.cli.support import assert_one_line, command, free_port, rdzv
+
+
+async def test_doctor_finds_nothing_wrong() -> None:
+    async with serve("127.0.0.1", 0) as server:
+        async with command("doctor", server.endpoint, "--json") as doctor:
+            assert await doctor.code() == 0
+        assert len(server.table) == 0, "it leaves nothing behind"
+    findings = {finding["check"]: finding["verdict"] for finding in json.loads("\n".join(doctor.lines))}
+    for check in ("name", "port", "connection", "security", "latency", "permissions", "pushes"):
+        assert findings[check] in ("ok", "warning"), findings
+
+
+async def test_doctor_knows_wrong_secrets_and_tls(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("wrong")
+    async with serve("127.0.0.1", 0, secret="right") as server:
+        async with command("doctor", server.endpoint, "--secret-file", str(secret), merged=True) as doctor:
+            assert await doctor.code() == 3
+        assert "--secret-file" in "\n".join(doctor.lines)
+        secret.write_text(restrict("right", "other-"))
+        async with command("doctor", server.endpoint, "--secret-file", str(secret), merged=True) as doctor:
+            assert await doctor.code() in (1, 3)
+    certificates = Certificates(tmp_path)
+    async with serve("127.0.0.1", 0, tls_cert=certificates.cert) as server:
+        async with command("doctor", server.endpoint, "--tls-ca", certificates.ca, merged=True) as doctor:
+            assert await doctor.code() == 0
+        assert any("takes TLS" in line for line in doctor.lines)
+
+
+def test_doctor_says_what_cannot_be_reached(capsys: pytest.CaptureFixture[str]) -> None:
+    result = rdzv(capsys, "doctor", f"tcp://127.0.0.1:{free_port()}")
+    assert_one_line(result, 3, "refused")
+    assert "is the server running" in result.out
+    assert_one_line(rdzv(capsys, "doctor", "tcp://no.such.host.invalid"), 3, "looked up")
+    assert_one_line(rdzv(capsys, "doctor", "nonsense"), 2, "nonsense")
+    with taken_port() as port:  # Somebody listens there, and never says a word.
+        assert_one_line(rdzv(capsys, "doctor", f"tcp://127.0.0.1:{port}", "--timeout", "0.5"), 3, "connection")
+
+
+async def test_bench_measures_and_cleans_up() -> None:
+    async with serve("127.0.0.1", 0) as server:
+        arguments = ("--nodes", "4", "--rounds", "2", "--seconds", "1.5", "--json", "--quiet")
+        async with command("bench", server.endpoint, *arguments, merged=True) as bench:
+            assert await bench.code() == 0
+        assert len(server.table) == 0
+    figures = json.loads("\n".join(bench.lines))
+    assert figures["nodes"] == 4
+    assert figures["keep_alives_per_s"] > 0
+    assert 0 < figures["answer_ms"] <= figures["answer_worst_ms"]
+    assert 0 < figures["detect_first_ms"] <= figures["detect_last_ms"]
+
+
+def test_bench_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    nowhere = f"tcp://127.0.0.1:{free_port()}"
+    assert_one_line(rdzv(capsys, "bench", nowhere, "-q", "--timeout", "0.3"), 3, "127.0.0.1")
+    assert_one_line(rdzv(capsys, "bench", nowhere, "--nodes", "0"), 2, "'0'")

@@ -1,0 +1,184 @@
+"""status, watch, close and evict, against a real server with real nodes; and what they say to nonsense."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+
+import rendezvous_async as library
+from rendezvous_async.backends.tcp import TcpServer, serve
+from tests.backends.tcp.support import eventually
+from tests.cli.support import Command, Result, assert_one_line, command, free_port, rdzv
+
+Rdzv = Callable[..., Coroutine[None, None, Result]]
+TIMEOUTS = library.Timeouts(join=30, last_call=0.1, regroup=0.1, close=5)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[TcpServer]:
+    async with serve("127.0.0.1", 0) as server:
+        yield server
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Rdzv:
+    """``rdzv`` in a thread of this process, so that the server's loop goes on."""
+
+    async def run(*arguments: str) -> Result:
+        return await anyio.to_thread.run_sync(lambda: rdzv(capsys, *arguments))
+
+    return run
+
+
+async def node(stack: AsyncExitStack, server: TcpServer, name: str, nodes: str = "2:2") -> library.Rendezvous:
+    return await stack.enter_async_context(
+        library.connect(server.endpoint, run_id="job", nodes=nodes, node=name, timeouts=TIMEOUTS, is_host="false")
+    )
+
+
+async def join_all(*nodes: library.Rendezvous) -> None:
+    async with anyio.create_task_group() as group:
+        for rendezvous in nodes:
+            group.start_soon(rendezvous.join)
+
+
+async def test_status_says_why_a_run_has_not_formed(server: TcpServer, run: Rdzv) -> None:
+    async with AsyncExitStack() as stack:
+        first = await node(stack, server, "a")
+        async with anyio.create_task_group() as group:
+            group.start_soon(first.join)
+            await eventually(lambda: bool(server.table.list("rendezvous_async/job/nodes/").entries))
+            result = await run("status", server.endpoint, "--run-id", "job")
+            assert result.code == 0
+            assert "1 more must join before a round can form" in result.out
+            second = await node(stack, server, "b")
+            await second.join()
+        result = await run("status", server.endpoint, "--run-id", "job", "--json")
+        status = json.loads(result.out)
+        assert (status["round"], status["phase"], len(status["here"])) == (1, "formed", 2)
+
+
+async def test_watch_tells_every_change(server: TcpServer) -> None:
+    async with AsyncExitStack() as stack, command("watch", server.endpoint, "--run-id", "job", "--wait") as watch:
+        a, b = await node(stack, server, "a"), await node(stack, server, "b")
+        await join_all(a, b)
+        await watch.line("round 1 has formed with 2 members")
+        await b.leave()
+        await watch.line("gone: b")
+        await a.close("enough")
+        assert await watch.code() == 0
+    assert "closed by a: enough" in watch.lines[-1]
+
+
+async def test_evict_throws_a_node_out(server: TcpServer, run: Rdzv) -> None:
+    async with AsyncExitStack() as stack:
+        a, b = await node(stack, server, "a"), await node(stack, server, "b")
+        await join_all(a, b)
+        assert (await run("evict", server.endpoint, "--run-id", "job", "b")).code == 0
+        assert b.world is not None
+        assert a.world is not None
+        with anyio.fail_after(10):
+            assert await b.world.changed() in (library.Change.EVICTED, library.Change.MEMBER_LOST)
+            assert await a.world.changed() is library.Change.MEMBER_LOST
+        assert_one_line(await run("evict", server.endpoint, "--run-id", "job", "b"), 6, "no node 'b'")
+
+
+async def test_close_and_purge(server: TcpServer, run: Rdzv) -> None:
+    where = (server.endpoint, "--run-id", "job")
+    async with AsyncExitStack() as stack:
+        a, b = await node(stack, server, "a"), await node(stack, server, "b")
+        await join_all(a, b)
+        result = await run("close", *where, "--reason", "bad data")
+        assert result.code == 0
+        with pytest.raises(library.RendezvousClosedError, match="bad data"):
+            await a.join()
+        assert_one_line(await run("close", *where, "--reason", "again"), 4, "bad data")
+        assert_one_line(await run("status", *where), 4, "closed")
+        assert_one_line(await run("watch", *where), 4, "bad data")
+        assert_one_line(await run("evict", *where, "c"), 4, "bad data")
+        late = await run("close", *where, "--purge", "--timeout", "0.3")
+        assert late.code == 5, "b is still here"
+        assert "rdzv status" in late.err
+    assert (await run("close", *where, "--purge")).code == 0
+    assert len(server.table) == 0
+
+
+NAMES = ["status", "watch", "close", "evict"]
+
+
+def with_node(name: str) -> tuple[str, ...]:
+    return ("n",) if name == "evict" else ()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("endpoint", "code", "word"),
+    [
+        ("nonsense", 2, "tcp://head:29400"),
+        ("tcp://127.0.0.1:99999", 2, "99999"),
+        ("tcp://127.0.0.1?nonsense=1", 2, "nonsense"),
+        ("memory://here", 2, "one process"),
+        ("ftp://host", 2, "ftp"),
+        ("tcp://127.0.0.1:{free}", 3, "127.0.0.1"),
+    ],
+)
+def test_bad_endpoints(capsys: pytest.CaptureFixture[str], name: str, endpoint: str, code: int, word: str) -> None:
+    where = endpoint.format(free=free_port())
+    result = rdzv(capsys, name, where, "--run-id", "job", "--timeout", "0.3", *with_node(name))
+    assert_one_line(result, code, word)
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_unknown_runs(server: TcpServer, run: Rdzv, name: str) -> None:
+    result = await run(name, server.endpoint, "--run-id", "nobody", *with_node(name))
+    assert_one_line(result, 6, "'nobody'")
+    assert_one_line(await run(name, server.endpoint, "--run-id", "", *with_node(name)), 2, "--run-id")
+    assert len(server.table) == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_wrong_secrets(run: Rdzv, tmp_path: Path, name: str) -> None:
+    wrong = tmp_path / "secret"
+    wrong.write_text("wrong\n")
+    async with serve("127.0.0.1", 0, secret="right") as server:
+        where = (name, server.endpoint, "--run-id", "job", *with_node(name))
+        assert_one_line(await run(*where, "--secret-file", str(wrong)), 3, "secret")
+        assert_one_line(await run(*where), 3, "secret")
+        assert_one_line(await run(*where, "--secret-file", str(tmp_path / "none")), 2, "secret file")
+        right = tmp_path / "right"
+        right.write_text("right\n")
+        assert_one_line(await run(*where, "--secret-file", str(right)), 6)
+
+
+def test_a_look_never_hosts_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    where = f"tcp://127.0.0.1:{free_port()}?is_host=true"
+    assert_one_line(rdzv(capsys, "status", where, "--run-id", "job", "--timeout", "0.3"), 3)
+
+
+def test_simulate(capsys: pytest.CaptureFixture[str]) -> None:
+    result = rdzv(capsys, "simulate", "--seeds", "2", "--quiet")
+    assert result.code == 0
+    assert result.out.startswith("2 scenarios")
+    assert result.err == ""
+    assert_one_line(rdzv(capsys, "simulate", "--seeds", "none"), 2, "none")
+
+
+async def test_watch_can_be_interrupted(server: TcpServer) -> None:
+    async with AsyncExitStack() as stack:
+        a = await node(stack, server, "a", nodes="1:1")
+        await a.join()
+        async with command("watch", server.endpoint, "--run-id", "job", merged=True) as watch:
+            await watch.line("round 1 has formed")
+            await interrupted(watch)
+
+
+async def interrupted(running: Command) -> None:
+    running.signal(2)
+    assert await running.code() == 130
+    assert running.lines[-1] == "rdzv: interrupted"

@@ -1,0 +1,235 @@
+"""The blocking handler in the classic's terms: join, rejoin, late comers, spares, closed, timeouts, shutdown."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+from rendezvous_async.core.state import NODES
+from rendezvous_async.sync import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+    RendezvousHandler,
+    RendezvousTimeoutError,
+    get_free_port,
+)
+from tests.blocking import PATIENCE, in_thread, join_all, make_handler, serve_apart, wait_until
+
+_names = itertools.count()
+
+
+@pytest.fixture(params=["memory", "tcp"])
+def endpoint(request: pytest.FixtureRequest) -> str:
+    """Where nodes meet; with tcp the first of them hosts the server."""
+    return f"memory://sync-{next(_names)}" if request.param == "memory" else f"tcp://127.0.0.1:{get_free_port()}"
+
+
+@pytest.fixture
+def handlers(endpoint: str) -> Iterator[list[RendezvousHandler]]:
+    """Four handlers of one run of two to three nodes; all are shut down at the end."""
+    made = [make_handler(endpoint, (2, 3)) for _ in range(4)]
+    yield made
+    for end in [in_thread(fail_and_shut_down, handler) for handler in made]:
+        end.result(PATIENCE)
+
+
+def fail_and_shut_down(handler: RendezvousHandler) -> bool:
+    """Shut down as a launcher does whose workers have failed."""
+    try:
+        raise RuntimeError("the workers failed")
+    except RuntimeError:
+        return handler.shutdown()
+
+
+def count_nodes(member: RendezvousHandler) -> int:
+    """Count the nodes that are here, at the barrier or in the round, as a member finds them."""
+    lease, place = member._open()
+    _, backend = lease.call(place._open)
+    return len(lease.call(backend.list, NODES).entries)
+
+
+def test_nodes_meet_and_share_a_store(handlers: list[RendezvousHandler]) -> None:
+    infos = join_all(*handlers[:2])
+    assert sorted(info.rank for info in infos) == [0, 1]
+    assert [info.world_size for info in infos] == [2, 2]
+    infos[0].store.set("key", "value")
+    assert infos[1].store.get("key") == b"value"
+    addresses = {(info.bootstrap_store_info.master_addr, info.bootstrap_store_info.master_port) for info in infos}
+    assert len(addresses) == 1
+    assert addresses.pop()[0] == "127.0.0.1"
+    assert [handler.num_nodes_waiting() for handler in handlers[:2]] == [0, 0]
+    assert not any(handler.is_closed() for handler in handlers)
+    assert handlers[0].get_run_id() == "run"
+    assert handlers[0].get_backend() == "test"
+    assert not handlers[0].use_agent_store
+
+
+def test_members_that_come_back_keep_their_ranks(handlers: list[RendezvousHandler]) -> None:
+    before = join_all(*handlers[:3])
+    before[0].store.set("key", "old")
+    after = join_all(*handlers[:3])
+    assert [info.rank for info in after] == [info.rank for info in before]
+    assert not after[0].store.check(["key"])
+
+
+def test_a_late_comer_is_counted_and_let_in(handlers: list[RendezvousHandler]) -> None:
+    join_all(*handlers[:2])
+    late = in_thread(handlers[2].next_rendezvous)
+    wait_until(lambda: [handler.num_nodes_waiting() for handler in handlers[:2]] == [1, 1])
+    infos = [*join_all(*handlers[:2]), late.result(PATIENCE)]
+    assert sorted(info.rank for info in infos) == [0, 1, 2]
+    assert [handler.num_nodes_waiting() for handler in handlers[:3]] == [0, 0, 0]
+
+
+def test_a_spare_is_not_counted_and_takes_a_place_that_frees(handlers: list[RendezvousHandler]) -> None:
+    join_all(*handlers[:3])
+    spare = in_thread(handlers[3].next_rendezvous)
+    wait_until(lambda: count_nodes(handlers[0]) == 4)
+    assert [handler.num_nodes_waiting() for handler in handlers[:3]] == [0, 0, 0]
+    assert fail_and_shut_down(handlers[2])
+    wait_until(lambda: all(handler.num_nodes_waiting() > 0 for handler in handlers[:2]))
+    infos = [*join_all(*handlers[:2]), spare.result(PATIENCE)]
+    assert sorted(info.rank for info in infos) == [0, 1, 2]
+
+
+def test_a_spare_of_a_closed_run_exits_gracefully(handlers: list[RendezvousHandler]) -> None:
+    join_all(*handlers[:3])
+    spare = in_thread(handlers[3].next_rendezvous)
+    wait_until(lambda: count_nodes(handlers[0]) == 4)
+    handlers[0].set_closed()
+    with pytest.raises(RendezvousGracefulExitError):
+        spare.result(PATIENCE)
+
+
+def test_a_member_that_failed_leaves_and_the_others_go_on(handlers: list[RendezvousHandler]) -> None:
+    join_all(*handlers[:3])
+    assert fail_and_shut_down(handlers[0])
+    wait_until(lambda: [handler.num_nodes_waiting() for handler in handlers[1:3]] == [1, 1])
+    assert not handlers[1].is_closed()
+    infos = join_all(*handlers[1:3])
+    assert sorted(info.rank for info in infos) == [0, 1]
+
+
+def test_shutdown_by_one_node_closes_for_all(handlers: list[RendezvousHandler]) -> None:
+    join_all(*handlers[:2])
+    ended = in_thread(handlers[0].shutdown)  # a host stays until the others have seen it
+    wait_until(handlers[1].is_closed)
+    assert handlers[1].num_nodes_waiting() == 0
+    with pytest.raises(RendezvousClosedError):
+        handlers[1].next_rendezvous()
+    assert handlers[1].shutdown()
+    assert ended.result(PATIENCE)
+    assert handlers[0].is_closed()
+    assert handlers[0].num_nodes_waiting() == 0
+    with pytest.raises(RendezvousClosedError):
+        handlers[0].next_rendezvous()
+    assert handlers[0].shutdown()
+
+
+def test_set_closed_is_seen_by_those_who_never_joined(endpoint: str) -> None:
+    one, other = make_handler(endpoint), make_handler(endpoint)
+    assert not one.is_closed()
+    assert other.num_nodes_waiting() == 0
+    one.set_closed()
+    assert one.is_closed()
+    assert other.is_closed()
+    with pytest.raises(RendezvousClosedError):
+        other.next_rendezvous()
+    ended = in_thread(one.shutdown)
+    assert other.shutdown()
+    assert ended.result(PATIENCE)
+
+
+def test_a_join_that_is_not_met_times_out(endpoint: str) -> None:
+    handler = make_handler(endpoint, join=0.3)
+    with pytest.raises(RendezvousTimeoutError) as caught:
+        handler.next_rendezvous()
+    assert isinstance(caught.value, TimeoutError)
+    assert handler.num_nodes_waiting() == 0
+    assert not handler.is_closed()
+    assert handler.shutdown()
+
+
+def test_a_server_that_is_not_there_is_a_connection_error() -> None:
+    handler = RendezvousHandler(
+        "tcp",
+        f"tcp://127.0.0.1:{get_free_port()}",
+        make_handler("memory://x").settings,
+        is_host=False,
+        connect_timeout=0.3,
+    )
+    with pytest.raises(RendezvousConnectionError):
+        handler.next_rendezvous()
+    assert fail_and_shut_down(handler)
+    assert not handler.shutdown()
+
+
+def test_what_was_pushed_is_read_without_the_backend() -> None:
+    with serve_apart() as (endpoint, server):
+        members = [make_handler(endpoint) for _ in range(2)]
+        join_all(*members)
+        server.send_signal(signal.SIGSTOP)
+        try:
+            for _ in range(1000):
+                assert not members[0].is_closed()
+                assert members[0].num_nodes_waiting() == 0
+        finally:
+            server.send_signal(signal.SIGCONT)
+        for member in members:
+            assert member.shutdown()
+
+
+def test_a_node_that_is_cut_off_knows_that_it_is_out() -> None:
+    with serve_apart() as (endpoint, server):
+        members = [make_handler(endpoint) for _ in range(2)]
+        join_all(*members)
+        server.send_signal(signal.SIGSTOP)
+        wait_until(lambda: all(member.num_nodes_waiting() > 0 for member in members))
+        server.send_signal(signal.SIGCONT)
+        assert sorted(info.rank for info in join_all(*members)) == [0, 1]
+        for member in members:
+            assert member.shutdown()
+
+
+def test_many_threads_use_one_handler(endpoint: str) -> None:
+    handlers = [make_handler(endpoint) for _ in range(2)]
+    store = join_all(*handlers)[0].store
+
+    def work(_: int) -> int:
+        for _ in range(20):
+            handlers[0].num_nodes_waiting()
+            store.add("count", 1)
+        return store.num_keys()
+
+    for thread in [in_thread(work, number) for number in range(16)]:
+        thread.result(PATIENCE)
+    assert store.get("count") == b"320"
+    store.set_timeout(timedelta(seconds=0.1))
+    with pytest.raises(RendezvousTimeoutError):
+        store.get("nothing")
+    ends = [in_thread(handler.shutdown) for handler in handlers]
+    assert all(end.result(PATIENCE) for end in ends)
+
+
+def test_shutdown_ends_a_join_in_another_thread(endpoint: str) -> None:
+    handler = make_handler(endpoint)
+    joining = in_thread(handler.next_rendezvous)
+    wait_until(lambda: handler._lease is not None)
+    fail_and_shut_down(handler)
+    assert joining.exception(PATIENCE) is not None
+
+
+def test_exc_info_is_what_tells_failure(endpoint: str) -> None:
+    handler = make_handler(endpoint, (1, 1))
+    try:
+        handler.next_rendezvous()
+    finally:
+        assert sys.exc_info() == (None, None, None)
+        assert handler.shutdown()
+    assert handler.is_closed()

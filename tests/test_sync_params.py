@@ -1,0 +1,183 @@
+"""Parameters, registry and endpoints of the blocking facade, as the classic has them."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rendezvous_async.sync import (
+    RendezvousHandlerRegistry,
+    RendezvousParameters,
+    RendezvousTimeout,
+    create_handler,
+    get_free_port,
+    parse_rendezvous_endpoint,
+)
+
+_names = itertools.count()
+
+
+def params(backend: str = "memory", endpoint: str = "", **options: Any) -> RendezvousParameters:
+    return RendezvousParameters(backend, endpoint or f"params-{next(_names)}", "run", 1, 2, **options)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "expected"),
+    [
+        (None, ("localhost", 123)),
+        ("", ("localhost", 123)),
+        ("  ", ("localhost", 123)),
+        ("host", ("host", 123)),
+        ("host:29500", ("host", 29500)),
+        (" my-host.example:0 ", ("my-host.example", 0)),
+        ("10.0.0.1:65535", ("10.0.0.1", 65535)),
+        ("[::1]", ("::1", 123)),
+        ("[2001:db8::1]:29500", ("2001:db8::1", 29500)),
+    ],
+)
+def test_endpoints(endpoint: str | None, expected: tuple[str, int]) -> None:
+    assert parse_rendezvous_endpoint(endpoint, 123) == expected
+
+
+@pytest.mark.parametrize("endpoint", ["host:", "host:x", "host:-1", "host:65536", "host:123456", "~", "ho st:1"])
+def test_wrong_endpoints(endpoint: str) -> None:
+    with pytest.raises(ValueError, match="endpoint"):
+        parse_rendezvous_endpoint(endpoint, 123)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(1, True), (0, False), (True, True), ("Yes", True), ("t", True), ("N", False), ("false", False), (None, None)],
+)
+def test_truth_values(value: object, expected: bool | None) -> None:
+    assert params(flag=value).get_as_bool("flag") is expected
+
+
+def test_numbers_and_defaults() -> None:
+    given = params(number="12", text="x", fraction="0.5")
+    assert given.get("text") == "x"
+    assert given.get("no", 7) == 7
+    assert given.get_as_int("number") == 12
+    assert given.get_as_int("no") is None
+    assert given.get_as_int("no", 3) == 3
+    assert given.get_as_bool("no", True) is True
+    for name in ("text", "fraction"):
+        with pytest.raises(ValueError, match=name):
+            given.get_as_int(name)
+    for wrong in (2, "maybe", 0.5, b"1"):
+        with pytest.raises(ValueError, match="flag"):
+            params(flag=wrong).get_as_bool("flag")
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-1, 1), (2, 1)])
+def test_wrong_counts_of_nodes(low: int, high: int) -> None:
+    with pytest.raises(ValueError, match="nodes"):
+        RendezvousParameters("memory", "x", "run", low, high)
+    with pytest.raises(ValueError, match="name"):
+        RendezvousParameters("", "x", "run", 1, 1)
+
+
+def test_timeouts() -> None:
+    timeout = RendezvousTimeout(last_call=timedelta(seconds=1))
+    assert [timeout.join, timeout.close, timeout.heartbeat] == [timedelta(seconds=s) for s in (600, 30, 5)]
+    assert timeout.regroup == timedelta(seconds=1)
+    assert RendezvousTimeout().regroup == timedelta(seconds=3)
+    for name in ("join", "last_call", "close", "heartbeat", "regroup"):
+        with pytest.raises(ValueError, match=name):
+            RendezvousTimeout(**{name: timedelta(0)})
+
+
+def test_the_registry() -> None:
+    registry = RendezvousHandlerRegistry()
+    handler = create_handler(params())
+    registry.register("memory", lambda _: handler)
+    made = params()
+    assert registry.create_handler(made) is handler
+    with pytest.raises(ValueError, match="registered"):
+        registry.register("memory", create_handler)
+    with pytest.raises(ValueError, match="name"):
+        registry.register("", create_handler)
+    with pytest.raises(ValueError, match="not registered; known are memory"):
+        registry.create_handler(params("unknown"))
+    registry.register("other", lambda _: handler)
+    with pytest.raises(RuntimeError, match="other"):
+        registry.create_handler(params("other"))
+
+
+def test_options_of_the_classic_are_whole_positive_seconds() -> None:
+    settings = create_handler(
+        params(
+            join_timeout="9",
+            last_call_timeout=8,
+            close_timeout="7",
+            heartbeat_timeout="6",
+            keep_alive_interval="2",
+            keep_alive_max_attempt="4",
+            regroup_timeout="0.5",
+            ranks="sorted",
+            timeout=900,
+        )
+    ).settings
+    timeout = settings.timeout
+    assert [timeout.join, timeout.last_call, timeout.close, timeout.heartbeat, timeout.regroup] == [
+        timedelta(seconds=s) for s in (9, 8, 7, 6, 0.5)
+    ]
+    assert (settings.keep_alive_interval, settings.keep_alive_max_attempt) == (timedelta(seconds=2), 4)
+    assert settings.ranks == "sorted"
+    for name in ("join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout", "keep_alive_interval"):
+        for value in ("0", "0.5", 0.5, "-1", "x"):
+            wrong: dict[str, Any] = {name: value}
+            with pytest.raises(ValueError):
+                create_handler(params(**wrong))
+    for name, value in (
+        ("ranks", "random"),
+        ("ranks", "label:x"),
+        ("keep_alive_max_attempt", "1"),
+        ("regroup_timeout", "x"),
+    ):
+        wrong = {name: value}
+        with pytest.raises(ValueError):
+            create_handler(params(**wrong))
+    assert create_handler(params(ranks="label:rack", label_rack="r7")).settings.ranks == "label:rack"
+
+
+def test_options_without_use_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    create_handler(params("async-tcp", "localhost:29500", store_type="tcp", last_cal_timeout="3", timeout=900))
+    create_handler(params("async-etcd", "a:1,b:2", is_host="true"))
+    named = " ".join(caplog.messages)
+    assert all(name in named for name in ("store_type", "last_cal_timeout", "is_host"))
+    assert "option timeout" not in named
+
+
+def test_where_handlers_meet(tmp_path: Path) -> None:
+    def where(backend: str, endpoint: str, **options: Any) -> str:
+        return str(create_handler(params(backend, endpoint, **options))._endpoint)
+
+    assert where("async-tcp", "  ") == "tcp://localhost:29400"
+    assert where("async-tcp", "head:1234") == "tcp://head:1234"
+    assert where("async-tcp", "[::1]:1234") == "tcp://[::1]:1234"
+    assert where("async-tcp", "tcp://head?is_host=false") == "tcp://head:29400"
+    assert where("async-etcd", "a:1,b") == "etcd://a:1,b:2379"
+    assert where("async-etcd", "a:1", tls_ca="ca.pem") == "etcds://a:1"
+    assert where("async-file", f"{tmp_path}/meet here") == f"file://{tmp_path}/meet here"
+    for backend, endpoint in (("async-file", " "), ("async-tcp", "etcd://a"), ("async-tcp", "head:x")):
+        with pytest.raises(ValueError):
+            where(backend, endpoint)
+
+
+def test_a_secret_is_read_from_its_file(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("a long enough secret for everybody\n")
+    endpoint = f"127.0.0.1:{get_free_port()}"
+    options = {"secret_file": str(secret), "last_call_timeout": "1"}
+    one, other = (create_handler(RendezvousParameters("tcp", endpoint, "run", 1, 1, **options)) for _ in range(2))
+    assert one.next_rendezvous().world_size == 1
+    assert not other.is_closed()
+    assert other.shutdown()
+    assert one.shutdown()

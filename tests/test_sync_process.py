@@ -1,0 +1,147 @@
+"""The blocking facade and its process: what is left behind by 200 cycles, at exit, after a fork, after a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from rendezvous_async.sync import RendezvousParameters, create_handler, get_free_port
+from tests.blocking import PATIENCE, join_all, make_handler, serve_apart, wait_until
+
+_JOIN = """
+import os, signal, sys
+from tests.blocking import make_handler
+
+handler = make_handler(sys.argv[1], (1, 2), last_call=0.05)
+"""
+
+
+def start(body: str, endpoint: str) -> subprocess.Popen[str]:
+    root = Path(__file__).parent.parent
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    return subprocess.Popen(
+        [sys.executable, "-c", _JOIN + body, endpoint],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def open_files() -> set[str]:
+    return {os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if _is_open(name)}
+
+
+def _is_open(name: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{name}")
+
+
+def test_cycles_leave_nothing_behind() -> None:
+    port = get_free_port()
+
+    def cycle(number: int) -> None:
+        handler = create_handler(RendezvousParameters("tcp", f"127.0.0.1:{port}", f"run-{number}", 1, 1))
+        info = handler.next_rendezvous()
+        info.store.set("key", "value")
+        assert handler.shutdown()
+
+    cycle(0)
+    before = threading.enumerate(), open_files()
+    for number in range(1, 201):
+        cycle(number)
+    gc.collect()
+    assert (threading.enumerate(), open_files()) == before
+    assert not [found for found in gc.get_objects() if isinstance(found, asyncio.Task)]
+
+
+def test_one_thread_serves_all_handlers() -> None:
+    before = threading.active_count()
+    handlers = [make_handler("memory://one-thread", (8, 8)) for _ in range(8)]
+    join_all(*handlers)
+    assert threading.active_count() <= before + 2  # the loop's own, and at most one that looks up addresses
+    for handler in handlers:
+        assert handler.shutdown()
+    assert threading.active_count() == before
+
+
+def test_a_process_that_exits_leaves_and_does_not_close() -> None:
+    with serve_apart() as (endpoint, _):
+        stays = make_handler(endpoint, (1, 2), last_call=0.05)
+        assert stays.next_rendezvous().world_size == 1
+        with start("handler.next_rendezvous(); sys.stdin.read(); sys.exit(7)", endpoint) as other:
+            wait_until(lambda: stays.num_nodes_waiting() > 0)
+            assert stays.next_rendezvous().world_size == 2
+            other.communicate(timeout=PATIENCE)
+            assert other.returncode == 7
+        wait_until(lambda: stays.num_nodes_waiting() > 0)
+        assert not stays.is_closed()
+        assert stays.next_rendezvous().world_size == 1
+        assert stays.shutdown()
+
+
+def test_a_signal_ends_a_join() -> None:
+    body = """
+waits = make_handler(sys.argv[1], (2, 2), run_id="never")
+def stop(*_): raise KeyboardInterrupt
+signal.signal(signal.SIGTERM, stop)
+try:
+    print("joining", flush=True)
+    waits.next_rendezvous()
+except KeyboardInterrupt:
+    print("interrupted", waits.shutdown(), flush=True)
+"""
+    with serve_apart() as (endpoint, _), start(body, endpoint) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "joining\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "interrupted True\n"
+        assert process.wait(PATIENCE) == 0
+        looker = make_handler(endpoint, (2, 2), run_id="never")
+        assert not looker.is_closed()
+        assert looker.shutdown()
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit()"])
+def test_a_forked_child_is_told_so(end: str) -> None:
+    body = f"""
+handler.next_rendezvous()
+child = os.fork()
+if child == 0:
+    for call in (handler.num_nodes_waiting, handler.is_closed, handler.next_rendezvous, handler.shutdown):
+        try:
+            call()
+        except RuntimeError as error:
+            assert "forked" in str(error), error
+        else:
+            os._exit(1)
+    own = make_handler("memory://own", (1, 1))
+    assert own.next_rendezvous().world_size == 1
+    {end}
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status), handler.num_nodes_waiting(), handler.shutdown(), flush=True)
+"""
+    with serve_apart() as (endpoint, _), start(body, endpoint) as process:
+        out, _ = process.communicate(timeout=PATIENCE)
+        assert out == "0 0 True\n"
+        assert process.returncode == 0
+
+
+def test_a_handler_that_is_used_on_the_loop_says_so() -> None:
+    handler = make_handler("memory://on-the-loop", (1, 1))
+    handler.next_rendezvous()
+
+    async def misuse() -> None:
+        with pytest.raises(RuntimeError, match="event loop thread"):
+            handler.set_closed()
+
+    lease, _ = handler._open()
+    lease.call(misuse)
+    assert handler.shutdown()

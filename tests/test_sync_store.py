@@ -1,0 +1,90 @@
+"""The blocking store, and ``create_store``: a store for a known number of workers."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+
+from rendezvous_async.sync import (
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+    Store,
+    create_store,
+    get_free_port,
+    get_socket_with_port,
+)
+from rendezvous_async.sync.creation import OwnStore
+from tests.blocking import PATIENCE, in_thread
+
+
+def test_what_a_store_can_do() -> None:
+    with create_store(True, "127.0.0.1") as store:
+        store.set("text", "value")
+        store.set("bytes", b"\x00\xff")
+        assert store.get("text") == b"value"
+        assert store.multi_get(["bytes", "text", "bytes"]) == [b"\x00\xff", b"value", b"\x00\xff"]
+        assert store.add("count", 2) == 2
+        assert store.add("count", -5) == -3
+        assert store.get("count") == b"-3"
+        store.multi_set(["a", "b"], ["1", b"2"])
+        assert store.check(["a", "b"])
+        assert not store.check(["a", "c"])
+        store.wait(["a", "b"], timedelta(seconds=1))
+        assert store.compare_set("new", "", "first") == b"first"
+        assert store.compare_set("new", "other", "second") == b"first"
+        assert store.compare_set("new", "first", "second") == b"second"
+        assert store.compare_set("absent", "expected", "value") == b"expected"
+        store.append("log", "one,")
+        store.append("log", b"two")
+        assert store.get("log") == b"one,two"
+        assert store.delete_key("log")
+        assert not store.delete_key("log")
+        before = store.num_keys()
+        store.set("one more", b"")
+        assert store.num_keys() == before + 1
+
+
+def test_waits_end() -> None:
+    with create_store(True, "127.0.0.1", timeout=5) as store:
+        assert store.timeout == timedelta(seconds=5)
+        store.set_timeout(timedelta(seconds=0.05))
+        for wait in (lambda: store.get("no"), lambda: store.wait(["no"]), lambda: store.multi_get(["no"])):
+            with pytest.raises(RendezvousTimeoutError):
+                wait()
+        with pytest.raises(ValueError, match="positive"):
+            store.set_timeout(timedelta(0))
+
+
+def test_nobody_has_the_store_before_all_are_there() -> None:
+    port = get_free_port()
+    first = in_thread(create_store, True, "127.0.0.1", port, 3, PATIENCE)
+    second = in_thread(create_store, False, "127.0.0.1", port, 3, PATIENCE)
+    with pytest.raises(TimeoutError):
+        first.result(0.2)
+    assert not second.done()
+    stores = [create_store(False, "127.0.0.1", port, 3), first.result(PATIENCE), second.result(PATIENCE)]
+    stores[0].set("key", "value")
+    assert [store.get("key") for store in stores] == [b"value"] * 3
+    infos = [in_thread(RendezvousStoreInfo.build, rank, store, None) for rank, store in enumerate(stores)]
+    assert len({str(info.result(PATIENCE)) for info in infos}) == 1
+    for store in (stores[0], stores[2], stores[1]):
+        store.close()
+
+
+def test_workers_that_do_not_come() -> None:
+    with pytest.raises(TimeoutError, match="all 2 workers"):
+        create_store(True, "127.0.0.1", get_free_port(), 2, timeout=0.2)
+    with create_store(True, "127.0.0.1", get_free_port(), 2, timeout=0.2, wait_for_workers=False) as store:
+        assert isinstance(store, OwnStore)
+        assert isinstance(store, Store)
+
+
+def test_ports_that_cannot_be_had() -> None:
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="server_port"):
+        create_store(True, "127.0.0.1", world_size=2)
+    with get_socket_with_port() as taken, pytest.raises(RuntimeError, match="in use"):
+        create_store(True, "localhost", taken.getsockname()[1])
+    assert threading.active_count() == before

@@ -1,0 +1,32 @@
+"""The README's elastic training script, run as it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rendezvous_async.sync import get_free_port
+from tests.torchrun.job import start_job
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "torchrun_train.py"
+
+
+async def test_the_example_trains_and_goes_on_from_its_checkpoint(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    checkpoint = tmp_path / "checkpoint.pt"
+    lines = await train(tmp_path, 2, checkpoint, 3)
+    assert "2 workers begin with epoch 0" in lines
+    lines = await train(tmp_path_factory.mktemp("again"), 1, checkpoint, 5)
+    assert "1 workers begin with epoch 3" in lines
+    assert "epoch 4 of 5, 1 workers" in lines
+
+
+async def train(folder: Path, size: int, checkpoint: Path, epochs: int) -> str:
+    """Run a job to its end, and return what its agents wrote."""
+    async with start_job(folder, "async-tcp", f"localhost:{get_free_port()}", str(size)) as job:
+        job.script = [str(EXAMPLE), str(checkpoint), str(epochs)]
+        agents = [await job.start(f"agent{number}") for number in range(size)]
+        assert [await agent.ended() for agent in agents] == [0] * size, job.describe()
+        return "\n".join(agent.log.read_text() for agent in agents)

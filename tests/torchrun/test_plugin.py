@@ -1,0 +1,127 @@
+"""The plugin by itself: how torch finds it, which errors it raises, what each round gets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rendezvous_async.sync import get_free_port
+from tests.blocking import PATIENCE, in_thread, wait_until
+
+torch_api: Any = pytest.importorskip("torch.distributed.elastic.rendezvous", reason="no torch")
+NAMES = ("async-tcp", "async-etcd", "async-file")
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Return what makes handlers of one run."""
+    endpoint = f"127.0.0.1:{get_free_port()}"
+
+    def create(nodes: tuple[int, int] = (1, 2), **options: object) -> Any:
+        given = {"last_call_timeout": "1", "regroup_timeout": "0.1", "timeout": 900} | options
+        params = torch_api.RendezvousParameters("async-tcp", endpoint, "run", *nodes, **given)
+        return torch_api.rendezvous_handler_registry.create_handler(params)
+
+    return create
+
+
+def test_torch_finds_all_handlers() -> None:
+    found = {entry.name: entry.load()() for entry in entry_points(group="torchrun.handlers")}
+    assert set(NAMES) <= found.keys()
+    for name, endpoint in zip(NAMES, ("localhost:1", "localhost:1", "/tmp/nowhere"), strict=True):
+        params = torch_api.RendezvousParameters(name, endpoint, "run", 1, 2)
+        handler = torch_api.rendezvous_handler_registry.create_handler(params)
+        assert handler.get_backend() == name
+        assert handler.get_run_id() == "run"
+
+
+@pytest.mark.parametrize("first", ["torch.distributed.elastic.rendezvous", "rendezvous_async.torchrun"])
+def test_imports_are_lazy_and_work_in_any_order(first: str) -> None:
+    code = f"""
+import sys, {first}
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry
+assert set({NAMES}) <= registry._registry.keys(), registry._registry
+assert not [name for name in sys.modules if name.partition(".")[0] in ("aetcd", "grpc")]
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=PATIENCE)
+
+
+def test_each_round_has_a_fresh_store(make: Make) -> None:
+    one, other = make(), make()
+    before = one.next_rendezvous()
+    before.store.set("key", "old")
+    late = in_thread(other.next_rendezvous)
+    wait_until(lambda: bool(one.num_nodes_waiting() == 1))
+    after = one.next_rendezvous()
+    joined = late.result(PATIENCE)
+    assert (after.rank, after.world_size, joined.rank, joined.world_size) == (0, 2, 1, 2)
+    where = [(info.bootstrap_store_info.master_addr, info.bootstrap_store_info.master_port) for info in (after, joined)]
+    assert where[0] == where[1] == ("127.0.0.1", where[0][1])
+    assert where[0][1] != before.bootstrap_store_info.master_port
+    joined.store.set("key", "new")
+    assert after.store.get("key") == b"new"
+    assert not one.is_closed()
+    ended = in_thread(one.shutdown)
+    wait_until(lambda: bool(other.is_closed()))
+    with pytest.raises(torch_api.RendezvousClosedError):
+        other.next_rendezvous()
+    assert other.shutdown()
+    assert ended.result(PATIENCE)
+
+
+def test_workers_can_have_stores_of_their_own(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = make((1, 1))
+    assert handler.use_agent_store
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    assert not handler.use_agent_store
+    info = handler.next_rendezvous()
+    assert info.bootstrap_store_info.master_port != info.store.underlying_store.port
+    assert handler.shutdown()
+
+
+def test_errors_are_torchs(make: Make) -> None:
+    waits = make((2, 2), join_timeout="1")
+    with pytest.raises(torch_api.RendezvousTimeoutError, match="no round"):
+        waits.next_rendezvous()
+    waits.set_closed()
+    with pytest.raises(torch_api.RendezvousClosedError):
+        waits.next_rendezvous()
+    assert waits.shutdown()
+    absent = make(is_host="false", read_timeout="1")
+    with pytest.raises(torch_api.RendezvousConnectionError):
+        absent.next_rendezvous()
+    assert not absent.shutdown()
+    for wrong in ({"join_timeout": "0"}, {"read_timeout": "-1"}, {"is_host": "maybe"}):
+        with pytest.raises(ValueError):
+            make(**wrong)
+
+
+def test_other_settings_are_an_error_of_torch_too(make: Make) -> None:
+    one = make((1, 1))
+    one.next_rendezvous()
+    other = make((1, 3))
+    with pytest.raises(torch_api.RendezvousError, match="started with"):
+        other.next_rendezvous()
+    ended = in_thread(one.shutdown)
+    assert other.shutdown()
+    assert ended.result(PATIENCE)
+
+
+def test_a_spare_whose_run_is_over_exits_well(make: Make) -> None:
+    member, spare = make((1, 1)), make((1, 1))
+    member.next_rendezvous()
+    waits = in_thread(spare.next_rendezvous)
+    wait_until(lambda: "spare" in str(member._handler._lease.call(member._handler._place._rendezvous.status)))
+    ended = in_thread(member.shutdown)
+    with pytest.raises(SystemExit) as caught:
+        waits.result(PATIENCE)
+    assert caught.value.code == 0
+    assert spare.shutdown()
+    assert ended.result(PATIENCE)
