@@ -18,7 +18,7 @@ import msgspec
 
 from rendezvous_async.backends.base import Backend, Session
 from rendezvous_async.cli.demo_node import TIMEOUTS
-from rendezvous_async.cli.endpoints import endpoint_of, open_run, read_secret
+from rendezvous_async.cli.endpoints import endpoint_of, open_run, read_secret, shown
 from rendezvous_async.cli.exits import Exit, Failure
 from rendezvous_async.cli.stage import start_node
 from rendezvous_async.cli.terminal import Terminal
@@ -119,7 +119,7 @@ class _Crowd:
     @asynccontextmanager
     async def meet(cls, options: Namespace, terminal: Terminal, run_id: str, room: int) -> AsyncIterator[_Crowd]:
         """Connect all nodes of a run that has room for so many; the run is removed at the end."""
-        terminal.say(f"opening {options.nodes} connections to {options.endpoint}")
+        terminal.say(f"opening {options.nodes} connections to {shown(options)}")
         async with AsyncExitStack() as stack:
             crowd = cls(await stack.enter_async_context(open_run(options, run_id)))
             began = anyio.current_time()
