@@ -108,8 +108,11 @@ async def open_run(options: Namespace, run_id: str | None = None) -> AsyncIterat
     import anyio
 
     run_id = check_id("--run-id", options.run_id if run_id is None else run_id)
-    if parse_endpoint(options.endpoint).scheme == "memory":
+    endpoint = parse_endpoint(options.endpoint)
+    if endpoint.scheme == "memory":
         raise Failure(Exit.USAGE, "memory:// lives inside one process; no other one can look at it")
+    if endpoint.scheme == "file" and not await anyio.Path(endpoint.path).is_dir():
+        raise Failure(Exit.UNREACHABLE, f"there is no directory {endpoint.path}")  # The backend would make one.
     with anyio.move_on_after(options.timeout + 1) as scope:
         backend = await backend_of(options, run_id, is_host="false", connect_timeout=str(options.timeout))
     if scope.cancelled_caught:

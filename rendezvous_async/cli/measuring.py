@@ -213,6 +213,8 @@ async def _kill_one(options: Namespace, crowd: _Crowd) -> list[float]:
                 raise Failure(Exit.FAILED, f"a node saw {change} where it should have seen the loss of the killed one")
             knew.append(anyio.current_time())
 
+        if victim.returncode is not None or any(world.change is not None for world in worlds):
+            raise Failure(Exit.FAILED, "the world changed before the node was killed, so its time would mean nothing")
         killed_at = anyio.current_time()
         os.kill(victim.pid, signal.SIGKILL)
         await together([partial(wait, world) for world in worlds])

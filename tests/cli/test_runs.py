@@ -125,6 +125,7 @@ def with_node(name: str) -> tuple[str, ...]:
         ("tcp://127.0.0.1?nonsense=1", 2, "nonsense"),
         ("memory://here", 2, "one process"),
         ("ftp://host", 2, "ftp"),
+        ("file:///no/such/directory", 3, "/no/such/directory"),
         ("tcp://127.0.0.1:{free}?secret=hush", 3, "127.0.0.1"),
         ("tcp://127.0.0.1:{free}", 3, "127.0.0.1"),
     ],
