@@ -172,7 +172,10 @@ class Channel:
         future: asyncio.Future[wire.Answer] = self._loop.create_future()
         self._calls[id] = _Call(future, request, self._loop.time())
         if self.link is not None:
-            self.link.send(request)
+            if len(self._calls) == 1:
+                self.link.send_now(request)
+            else:  # others are under way: this one goes out with those that come in the same turn of the loop
+                self.link.send(request)
         if self._timer is None:
             self._set_timer()
         try:

@@ -260,7 +260,7 @@ class Connection(asyncio.Protocol):
         except wire.FrameError as error:
             self.refuse(wire.REFUSED_PROTOCOL, str(error))
         self.flush()
-        self.server.settle_soon()
+        self.server.settle()
         self._read_on(wanting)
 
     def _read_on(self, wanting: bool) -> None:

@@ -74,6 +74,11 @@ class Link(asyncio.Protocol):
             self._scheduled = True
             self._loop.call_soon(self._flush)
 
+    def send_now(self, message: wire.Request) -> None:
+        """Send a request at once: for when there are no others to send it with."""
+        wire.frame_into(self._out, message)
+        self._flush(scheduled=False)
+
     def close(self) -> None:
         """Close the connection once everything is sent; ``lost`` tells when."""
         self._flush()
@@ -86,8 +91,9 @@ class Link(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _flush(self) -> None:
-        self._scheduled = False
+    def _flush(self, scheduled: bool = True) -> None:
+        if scheduled:
+            self._scheduled = False
         if self._out and self._transport is not None:
             # The transport may keep the buffer: it is given away, not used again.
             out, self._out = self._out, bytearray()

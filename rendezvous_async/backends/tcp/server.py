@@ -1,7 +1,7 @@
 """The TCP server: a table, who watches it, and the connections that use it.
 
 One event loop, no task: connections call in from their transports, a timer ends sessions, and at the end of each turn
-in which something has changed the watchers are told, all changes at once. It can live inside any process of the run,
+in which something has changed its watchers are told, all changes at once. It can live inside any process of the run,
 or alone (``serve``).
 
 A session belongs to the connection that last opened or refreshed it. When that connection goes, the session is suspect:
@@ -78,7 +78,7 @@ class TcpServer:
         self.endpoint = endpoint
         self.fanout: Fanout[Watcher] = Fanout()
         self.listeners: list[Callable[[Sequence[str]], None]] = []
-        """Called with the keys that have changed, at the end of each turn in which some have; must not raise."""
+        """Called with the keys that have changed, as soon as some have; must not raise."""
         self.failed = anyio.Event()
         self.failure: Exception | None = None
         self._connections: set[Connection] = set()
@@ -89,7 +89,8 @@ class TcpServer:
         self._gone: OrderedDict[str, float] = OrderedDict.fromkeys(answers, now)
         self._owners: dict[str, Connection] = {}
         self._settled = self.table.token
-        self._settling: asyncio.Handle | None = None
+        self._touched: dict[Connection, None] = {}
+        self._pushing: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._no_expiry_before = 0.0
         self._listeners: list[asyncio.Server] = []
@@ -123,7 +124,7 @@ class TcpServer:
         self._closed = True
         for listener in self._listeners:
             listener.close()
-        for timer in (self._timer, self._settling):
+        for timer in (self._timer, self._pushing):
             if timer is not None:
                 timer.cancel()
         for connection in tuple(self._connections):
@@ -265,22 +266,23 @@ class TcpServer:
 
     # Changes and time
 
-    def settle_soon(self) -> None:
-        """See to it that watchers are told of what has changed, at the end of this turn of the loop."""
-        if self._settling is None and self.table.has_changed:
-            self._settling = asyncio.get_running_loop().call_soon(self._settle)
-
-    def _settle(self) -> None:
-        self._settling = None
-        settled = self._settled
-        touched: dict[Connection, None] = {}
+    def settle(self) -> None:
+        """Mark the watchers of what has changed; they are told at the end of this turn of the loop, all at once."""
+        if not self.table.has_changed:
+            return
         changed = self.table.take_changed()
         for listener in self.listeners:
             listener(changed)
         for watcher in self.fanout.concerned(changed):
-            watcher.connection.mark(watcher, settled)
-            touched[watcher.connection] = None
+            watcher.connection.mark(watcher, self._settled)
+            self._touched[watcher.connection] = None
         self._settled = self.table.token
+        if self._touched and self._pushing is None:
+            self._pushing = asyncio.get_running_loop().call_soon(self._push)
+
+    def _push(self) -> None:
+        self._pushing = None
+        touched, self._touched = self._touched, {}
         memo: dict[tuple[tuple[str, ...], int], Raw | None] = {}
         for connection in touched:
             connection.push(memo)
@@ -310,7 +312,7 @@ class TcpServer:
         self._timer = None
         for session in self.table.due(now):
             self.end_session(session)
-        self.settle_soon()
+        self.settle()
         self._set_timer()
 
     def _fail(self, error: Exception) -> None:
