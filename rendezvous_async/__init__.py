@@ -18,6 +18,7 @@ A map of the package, from the inside out; imports go only this way:
 * ``coordinator``, ``store``: folding the roster into rounds; a round's own key-value store
 * ``membership``, ``world``, ``owner``, ``handler``: a node's session, its round, the owner of all tasks, and the
   rendezvous as a user holds it
+* ``sync``, ``torchrun``, ``plugin``: the classic's blocking interface; torch's handler over it; where torchrun finds it
 * ``cli``, ``testing``: the ``rdzv`` command; the simulator and the conformance kit
 """
 

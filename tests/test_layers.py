@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__",),
     ("sync",),
     ("torchrun",),
+    ("plugin",),
     ("testing",),
     ("cli",),
     ("__main__",),

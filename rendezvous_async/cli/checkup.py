@@ -76,7 +76,7 @@ async def examine(options: Namespace) -> AsyncIterator[Finding]:
                 yield _secrecy(endpoint, secret is not None, bool(tls_files(options)) or "tls" in endpoint.options)
             async for finding in examine_backend(backend, options.timeout):
                 yield finding
-    except (RendezvousError, Failure) as error:
+    except (RendezvousError, Failure, ImportError) as error:
         yield Finding("connection", "wrong", str(error), _advice(error), unusable=True)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rendezvous_async.backends.base import Backend
     from rendezvous_async.core.diagnosis import Status
 
-__all__ = ["add_connection", "add_run", "backend_of", "endpoint_of", "known_run", "open_run", "read_secret"]
+__all__ = ["add_connection", "add_run", "backend_of", "endpoint_of", "known_run", "open_run", "read_secret", "shown"]
 
 SECRET_FILE = "RDZV_SECRET_FILE"
 _TLS_FILES = ("tls_ca", "tls_cert", "tls_key")
@@ -79,6 +79,11 @@ def endpoint_of(options: Namespace) -> Endpoint:
     return with_options(parse_endpoint(options.endpoint), **tls_files(options))
 
 
+def shown(options: Namespace) -> str:
+    """Return the endpoint without its query, which may hold a secret."""
+    return str(parse_endpoint(options.endpoint))
+
+
 def with_options(endpoint: Endpoint, **options: Any) -> Endpoint:
     """Return an endpoint with some options set, whatever its query says of them."""
     return msgspec.structs.replace(endpoint, options={**endpoint.options, **options})
@@ -103,12 +108,15 @@ async def open_run(options: Namespace, run_id: str | None = None) -> AsyncIterat
     import anyio
 
     run_id = check_id("--run-id", options.run_id if run_id is None else run_id)
-    if parse_endpoint(options.endpoint).scheme == "memory":
+    endpoint = parse_endpoint(options.endpoint)
+    if endpoint.scheme == "memory":
         raise Failure(Exit.USAGE, "memory:// lives inside one process; no other one can look at it")
+    if endpoint.scheme == "file" and not await anyio.Path(endpoint.path).is_dir():
+        raise Failure(Exit.UNREACHABLE, f"there is no directory {endpoint.path}")  # The backend would make one.
     with anyio.move_on_after(options.timeout + 1) as scope:
         backend = await backend_of(options, run_id, is_host="false", connect_timeout=str(options.timeout))
     if scope.cancelled_caught:
-        raise Failure(Exit.UNREACHABLE, f"no answer from {options.endpoint} within {options.timeout:g} s")
+        raise Failure(Exit.UNREACHABLE, f"no answer from {shown(options)} within {options.timeout:g} s")
     try:
         yield backend
     finally:
@@ -123,5 +131,5 @@ def known_run(status: Status, options: Namespace) -> Status:
         Failure: Nobody has.
     """
     if status.settings is None:
-        raise Failure(Exit.NOT_FOUND, f"nobody has joined a run {status.run_id!r} at {options.endpoint}")
+        raise Failure(Exit.NOT_FOUND, f"nobody has joined a run {status.run_id!r} at {shown(options)}")
     return status

@@ -75,6 +75,8 @@ def guarded(run: Callable[[Namespace], int], options: Namespace) -> int:
         return _end(Exit.USAGE, one_line(error))
     except OSError as error:
         return _end(Exit.FAILED, one_line(error))
+    except ImportError as error:
+        return _end(Exit.USAGE, f"this endpoint needs something that is not installed: {one_line(error)}")
 
 
 def _alone(run: Callable[[Namespace], int], options: Namespace) -> int:

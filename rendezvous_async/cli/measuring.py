@@ -18,7 +18,7 @@ import msgspec
 
 from rendezvous_async.backends.base import Backend, Session
 from rendezvous_async.cli.demo_node import TIMEOUTS
-from rendezvous_async.cli.endpoints import endpoint_of, open_run, read_secret
+from rendezvous_async.cli.endpoints import endpoint_of, open_run, read_secret, shown
 from rendezvous_async.cli.exits import Exit, Failure
 from rendezvous_async.cli.stage import start_node
 from rendezvous_async.cli.terminal import Terminal
@@ -119,7 +119,7 @@ class _Crowd:
     @asynccontextmanager
     async def meet(cls, options: Namespace, terminal: Terminal, run_id: str, room: int) -> AsyncIterator[_Crowd]:
         """Connect all nodes of a run that has room for so many; the run is removed at the end."""
-        terminal.say(f"opening {options.nodes} connections to {options.endpoint}")
+        terminal.say(f"opening {options.nodes} connections to {shown(options)}")
         async with AsyncExitStack() as stack:
             crowd = cls(await stack.enter_async_context(open_run(options, run_id)))
             began = anyio.current_time()
@@ -213,6 +213,8 @@ async def _kill_one(options: Namespace, crowd: _Crowd) -> list[float]:
                 raise Failure(Exit.FAILED, f"a node saw {change} where it should have seen the loss of the killed one")
             knew.append(anyio.current_time())
 
+        if victim.returncode is not None or any(world.change is not None for world in worlds):
+            raise Failure(Exit.FAILED, "the world changed before the node was killed, so its time would mean nothing")
         killed_at = anyio.current_time()
         os.kill(victim.pid, signal.SIGKILL)
         await together([partial(wait, world) for world in worlds])

@@ -117,7 +117,7 @@ class Overview:
         return happened[-1][0] if happened else 0.0
 
     def _on_change(self, keys: Sequence[str]) -> None:
-        for run_id in run_ids(key for key in keys if not key.partition("/rounds/")[1]):
+        for run_id in run_ids(key for key in keys if not key.split("/", 2)[-1].startswith("rounds/")):
             self._dirty[run_id] = None
         if self._dirty and self._timer is None:
             # A large run changes a thousand times while it forms; looking must not take the server's time.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rendezvous_async.cli.endpoints import add_run, known_run, open_run
 from rendezvous_async.cli.exits import Exit, Failure
 from rendezvous_async.cli.parsing import Parser
-from rendezvous_async.cli.terminal import Screen, Terminal, table
+from rendezvous_async.cli.terminal import Screen, Terminal, clean, table
 
 if TYPE_CHECKING:
     from rendezvous_async.backends.base import Backend, Entry
@@ -52,7 +52,7 @@ async def _watch(options: Namespace) -> int:
                 known_run(status, options)
             if before is None and status.closed is not None:
                 raise Failure(Exit.CLOSED, str(status).splitlines()[0])
-            news = [f"{anyio.current_time() - began:8.2f} s  {change}" for change in changes(before, status)]
+            news = [f"{anyio.current_time() - began:8.2f} s  {clean(change)}" for change in changes(before, status)]
             lines = [*lines, *news][-REMEMBERED:]
             if terminal.live:
                 with screen:
@@ -98,5 +98,5 @@ def picture(terminal: Terminal, status: Status) -> list[str]:
     ]
     rows += [(absent.node, "absent", str(absent.rank), "") for absent in status.absent]
     header, *nodes = table(("NODE", "ROLE", "RANK", "ADDRESS"), rows)
-    headline, *details = str(status).splitlines()
+    headline, *details = clean(str(status)).splitlines()
     return [terminal.paint(headline, "bold"), *details, "", terminal.paint(header, "bold"), *nodes]

@@ -91,5 +91,7 @@ def _resolve(host: str) -> list[str]:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return []
-    # A link-local address needs its zone, which means nothing to others.
-    return [str(where[0]) for *_, where in found if "%" not in str(where[0])]
+    # A link-local address needs its zone, which means nothing to others. Of the others, IPv4 first: MASTER_ADDR ends up
+    # in URLs that people put together without brackets.
+    addresses = [str(where[0]) for *_, where in found if "%" not in str(where[0])]
+    return sorted(addresses, key=lambda address: ":" in address)

@@ -221,15 +221,16 @@ class RendezvousHandler:
         """
         failing = sys.exc_info()[0] is not None
         try:
-            if not self._closed and not failing:
-                lease, place = self._open()
-                lease.call(place.close_run, f"node {self._node} is done")
-                self._closed = True
+            try:
+                if not self._closed and not failing:
+                    lease, place = self._open()
+                    lease.call(place.close_run, f"node {self._node} is done")
+                    self._closed = True
+            finally:
+                self._leave()
         except RendezvousError as error:
-            _log.warning("node %s could not close run %r: %s", self._node, self.settings.run_id, error)
+            _log.warning("node %s could not shut down run %r: %s", self._node, self.settings.run_id, error)
             return False
-        finally:
-            self._leave()
         return True
 
     def _leave(self) -> None:

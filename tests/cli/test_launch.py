@@ -177,6 +177,18 @@ async def test_signals_are_passed_on(server: TcpServer, command_line: str, code:
         assert not (await backend.list("nodes/")).entries, "it has left"
 
 
+async def test_a_second_signal_does_not_wait_for_the_grace(server: TcpServer) -> None:
+    stubborn = "trap '' TERM; trap 'echo usr1' USR1; echo up; while :; do sleep 0.05; done"
+    async with launch(server.endpoint, "a", "1", "--grace", "600", "--", "sh", "-c", stubborn) as a:
+        await a.line("up")
+        a.signal(signal.SIGUSR1)
+        await a.line("usr1")
+        a.signal(signal.SIGTERM)
+        await a.line("ending the workers")
+        a.signal(signal.SIGTERM)
+        assert await a.code() == 143
+
+
 async def test_a_run_that_is_closed_by_hand(server: TcpServer, tmp_path: Path) -> None:
     async with launch(server.endpoint, "a", "1", *waiting_for(tmp_path / "end")) as a:
         running = await worker(a, size=1)

@@ -125,6 +125,8 @@ def with_node(name: str) -> tuple[str, ...]:
         ("tcp://127.0.0.1?nonsense=1", 2, "nonsense"),
         ("memory://here", 2, "one process"),
         ("ftp://host", 2, "ftp"),
+        ("file:///no/such/directory", 3, "/no/such/directory"),
+        ("tcp://127.0.0.1:{free}?secret=hush", 3, "127.0.0.1"),
         ("tcp://127.0.0.1:{free}", 3, "127.0.0.1"),
     ],
 )
@@ -132,6 +134,7 @@ def test_bad_endpoints(capsys: pytest.CaptureFixture[str], name: str, endpoint: 
     where = endpoint.format(free=free_port())
     result = rdzv(capsys, name, where, "--run-id", "job", "--timeout", "0.3", *with_node(name))
     assert_one_line(result, code, word)
+    assert "hush" not in result.err
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -138,6 +138,18 @@ async def test_a_node_that_is_gone_is_replaced(make_job: StartJob, kind: str) ->
         await job.ends_well(stays, third)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["apart", "etcd", "file"])
+async def test_an_agent_that_is_paused_is_out_and_comes_back(make_job: StartJob, kind: str) -> None:
+    async with make_job("1:2", kind) as job, pair(job) as (first, second, before):
+        second.send(signal.SIGSTOP)
+        alone = await job.trains(1, after=before)
+        assert alone.agent == first.name
+        second.send(signal.SIGCONT)
+        await job.trains(2, after=before)
+        await job.ends_well(first, second)
+
+
 async def test_a_worker_that_crashes_is_restarted(make_job: StartJob) -> None:
     async with make_job("2") as job:
         agents = [await job.start("first"), await job.start("second")]

@@ -35,7 +35,7 @@ __all__ = ["Cluster", "Member", "Tally"]
 logger = logging.getLogger("rendezvous_async.etcd")
 
 FIRST_PAUSE = 0.02
-LONGEST_PAUSE = 1.0
+LONGEST_PAUSE = 0.5
 OLDEST_VERSION = (3, 4)
 ORDERLY_VERSION = (3, 5, 8)
 """From here on a watch stream's progress is sent after everything that it covers."""

@@ -83,6 +83,10 @@ class EtcdWatch(Watch):
     def confirm(self, revision: int) -> None:
         """Let the reader have what has arrived: all feeds have delivered everything up to ``revision``."""
         arrived, self._arrived = self._arrived, []
+        if arrived and not self._sure():  # the stream was opened anew meanwhile
+            self._must_look = True
+            self.wake()
+            return
         for entry in arrived:
             if entry.token.revision <= revision:
                 self._ready[entry.key] = entry

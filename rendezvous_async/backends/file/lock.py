@@ -16,6 +16,7 @@ import select
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 __all__ = ["FileLock", "PatientLock", "hold", "is_held"]
@@ -24,9 +25,9 @@ HAS_OFD_LOCKS = hasattr(fcntl, "F_OFD_SETLK") and sys.platform == "linux" and sy
 _FLOCK = struct.Struct("@hhqqi4x")
 _DOOR = 0
 _HUNGER = 1
-_NEXT_TRY = 0.002
-_UNTIL_HUNGRY = 15
-"""So many tries, of 2 ms each, until one who waits is hungry."""
+_NEXT_TRY = 0.003
+_HUNGRY_AFTER = 0.3
+"""Seconds of waiting until one is hungry. To serve the hungry is slow: the lock lies idle until they have woken up."""
 _PAUSES = (0.0001, 0.0003, 0.001, 0.003)
 """Seconds between the first attempts: to hand a wait to a thread costs about as much."""
 
@@ -61,7 +62,8 @@ class FileLock:
         return not _is_locked(self._fd, _HUNGER) and _lock(self._fd, _DOOR, wait=False)
 
     def _wait_for_it(self) -> bool:
-        for _ in range(_UNTIL_HUNGRY):
+        hungry_at = time.monotonic() + _HUNGRY_AFTER
+        while time.monotonic() < hungry_at:
             if self._take_in_passing():
                 return True
             select.select((), (), (), _NEXT_TRY)

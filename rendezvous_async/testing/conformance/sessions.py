@@ -42,9 +42,9 @@ async def keys(backend: Backend) -> list[str]:
 async def an_entry_names_its_session(run: Run) -> None:
     """Sessions have different ids; an entry tells, in reads, lost commits and watches, under which it was put."""
     async with run.client() as backend, run.client() as other:
-        first, second = await backend.open_session(TTL), await other.open_session(TTL)
+        first, second = await backend.open_session(20), await other.open_session(20)
         expect(first.id != second.id, f"two sessions have the same id {first.id}")
-        expect(min(first.ttl, second.ttl) >= TTL, f"asked for {TTL} s, granted less: {first} {second}")
+        expect(min(first.ttl, second.ttl) >= 20, f"asked for 20 s, granted less: {first} {second}")
         wanted = {"a": first.id, "b": second.id, "c": None}
         await backend.commit(*(Put(key, b"", session) for key, session in wanted.items()))
         lost = await other.commit(when=[Condition(key, None) for key in wanted])
@@ -63,7 +63,7 @@ async def a_closed_session_takes_its_keys_along(run: Run) -> None:
     """When its owner ends a session, its keys and only those are gone at once; ending it twice is no error."""
     async with run.client() as backend, run.client() as other, other.watch("") as watch:
         reader = Reader(watch, "")
-        session, bystander = await backend.open_session(TTL), await backend.open_session(20)
+        session, bystander = await backend.open_session(20), await backend.open_session(20)
         await backend.commit(Put("bound/a", b"", session.id), Put("bound/b", b"", session.id), Put("kept", b""))
         await backend.commit(Put("bystander", b"", bystander.id))
         await reader.until("four keys", lambda view: len(view) == 4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from random import Random
 
 import anyio
@@ -61,7 +63,7 @@ async def test_a_member_that_goes_is_left_in_time_for_a_session_of_5_seconds(wha
 
 
 class Load:
-    """Tasks that count, and watches that look on; ``check()`` tells whether everything adds up."""
+    """Tasks that count, and watches that look on; ``run()`` tells whether everything adds up."""
 
     def __init__(self, backends: list[Backend]) -> None:
         self.backends = backends
@@ -70,8 +72,8 @@ class Load:
         self.revisions: set[int] = set()
         self.readers: list[Reader] = []
         self.stopped = False
-        self.wanted = 0
-        self.enough = anyio.Event()
+        self.wanted = self.beats = 0
+        self.enough, self.looked = anyio.Event(), anyio.Event()
 
     async def count_together(self, backend: Backend) -> None:
         """Increment one counter that everybody increments."""
@@ -112,11 +114,22 @@ class Load:
     async def look_on(self, watch: Watch, *names: str) -> None:
         reader = Reader(watch, *names)
         self.readers.append(reader)
-        await reader.until("the end", lambda view: "end" in view)
+        while "end" not in reader.view:
+            await reader.read("the end")
+            self.looked.set()
+
+    async def catch_up(self) -> None:
+        """Wait until every watch has seen what is committed now."""
+        self.beats += 1
+        value = b"%d" % self.beats
+        await self.backends[0].commit(Put("beat", value))
+        while any(reader.view.get("beat") != value for reader in self.readers):
+            self.looked = anyio.Event()
+            await self.looked.wait()
 
     async def run(self, disturb: anyio.abc.ObjectReceiveStream[None]) -> None:
         """Run until told to stop, then check."""
-        names = ("shared", "alone/", "twin/", "end")
+        names = ("shared", "alone/", "twin/", "beat", "end")
         async with anyio.create_task_group() as lookers:
             for backend in self.backends:
                 for watched in (names, ("",)):
@@ -167,20 +180,51 @@ async def disturb_under_load(cluster: EtcdCluster, seed: int, times: int) -> Loa
                     await anyio.sleep(random.uniform(0.5, 3))
                     member.thaw()
                 await to_thread.run_sync(cluster.wait_ready)
+                await load.catch_up()
             await send.send(None)
     return load
 
 
-async def test_nothing_acknowledged_is_lost_while_members_come_and_go() -> None:
+@asynccontextmanager
+async def sound_cluster() -> AsyncIterator[EtcdCluster]:
+    """A cluster of three, and no verdict if etcd itself has lost its consistency.
+
+    etcd 3.5.0 to 3.5.2 may lose a commit of a member that is killed under load (etcd issue 13766): its members then
+    have applied the same log and hold different data, and no client can make up for that.
+    """
     async with start_etcd(3) as cluster:
+        try:
+            yield cluster
+        except Exception:
+            if len(await to_thread.run_sync(hashes, cluster)) > 1:
+                pytest.skip("the members of this etcd hold different data: etcd issue 13766, use 3.5.3 or newer")
+            raise
+
+
+def hashes(cluster: EtcdCluster) -> set[str]:
+    """Return the different hashes of what the members hold, once all have applied the same log."""
+    for member in cluster.members:
+        member.thaw()
+        if not member.running:
+            member.start()
+    cluster.wait_ready()
+    for _ in range(100):
+        states = [member.ask("/v3/maintenance/status") for member in cluster.members]
+        if len({state["raftAppliedIndex"] for state in states}) == 1:
+            return {member.ask("/v3/maintenance/hash")["hash"] for member in cluster.members}
+    return set()
+
+
+async def test_nothing_acknowledged_is_lost_while_members_come_and_go() -> None:
+    async with sound_cluster() as cluster:
         with anyio.fail_after(60):
             load = await disturb_under_load(cluster, seed=1, times=2)
-    assert load.acknowledged > 20
+        assert load.acknowledged > 20
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 8))
 async def test_nothing_acknowledged_is_lost_for_long(seed: int) -> None:
-    async with start_etcd(3) as cluster:
+    async with sound_cluster() as cluster:
         with anyio.fail_after(250):
             await disturb_under_load(cluster, seed, times=12)

@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 
 ROOT = Path(__file__).parents[3]
-PATIENCE = 120.0
+PATIENCE = 400.0
 
 
 class Process:
