@@ -293,10 +293,12 @@ class Backend(ABC):
             RendezvousConnectionError: No answer in time; the commit may or may not have happened.
             ValueError: More than ``max_writes`` or ``max_bytes``, or a bad key; nothing was sent.
         """
-        conditions = tuple(Condition(self.prefix + check_key(c.key), c.token) for c in when)
-        absolute = tuple(self._absolute(write) for write in writes)
+        conditions = tuple([Condition(self.prefix + check_key(c.key), c.token) for c in when])
+        absolute = tuple([self._absolute(write) for write in writes])
         self._check_size(absolute, conditions)
         commit = await self._commit(absolute, conditions)
+        if not commit.entries:
+            return commit
         return Commit(commit.won, commit.token, tuple(entry.relative_to(self.prefix) for entry in commit.entries))
 
     def watch(self, *names: str, after: Token | None = None) -> Watch:
@@ -327,25 +329,31 @@ class Backend(ABC):
             await self.aclose()
 
     def _absolute(self, write: Write) -> Write:
-        match write:
-            case Put(key, value, session):
-                return Put(self.prefix + check_key(key), value, session)
-            case Delete(name):
-                return Delete(self.prefix + check_name(name))
+        if isinstance(write, Delete):
+            return Delete(self.prefix + check_name(write.name))
+        return Put(self.prefix + check_key(write.key), write.value, write.session)
 
     def _check_size(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> None:
-        puts = [write for write in writes if isinstance(write, Put)]
-        deleted = {write.name for write in writes if isinstance(write, Delete)}
-        keys = {put.key for put in puts}
-        if len(keys) < len(puts) or any(key in deleted or not deleted.isdisjoint(subtrees_of(key)) for key in keys):
+        keys: set[str] = set()
+        deleted: set[str] = set()
+        puts = size = 0
+        for write in writes:
+            if isinstance(write, Delete):
+                deleted.add(write.name)
+            else:
+                keys.add(write.key)
+                puts += 1
+                size += len(write.value)
+        both = deleted and any(key in deleted or not deleted.isdisjoint(subtrees_of(key)) for key in keys)
+        if len(keys) < puts or both:
             raise ValueError("a commit must not write a key twice, nor put a key that it also deletes")
         if max(len(writes), len(when)) > self.max_writes:
             raise ValueError(
                 f"a commit to {self.name} has at most {self.max_writes} writes and as many conditions, "
                 f"not {len(writes)} and {len(when)}; split it"
             )
-        size = sum(len(put.value) for put in puts)
-        size += sum(len(name.encode()) for name in (*keys, *deleted, *(condition.key for condition in when)))
+        for name in (*keys, *deleted, *[condition.key for condition in when]):
+            size += len(name.encode())
         if size > self.max_bytes:
             raise ValueError(f"a commit to {self.name} has at most {self.max_bytes} bytes, not {size}; split it")
 

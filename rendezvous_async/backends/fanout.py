@@ -38,6 +38,8 @@ class Fanout(Generic[W]):
     def concerned(self, keys: Iterable[str]) -> list[W]:
         """Return the watchers of any of ``keys``, each once, in a repeatable order."""
         found: dict[W, None] = {}
+        if not self._watchers:
+            return []
         for key in keys:
             for name in (key, *subtrees_of(key)):
                 watchers = self._watchers.get(name)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from rendezvous_async.backends.base import Commit, Condition, Delete, Entry, Listing, Put, Token, Write, subtrees_of
+from rendezvous_async.backends.base import Commit, Condition, Delete, Entry, Listing, Token, Write, subtrees_of
 from rendezvous_async.errors import RendezvousSessionError
 
 __all__ = ["CommitId", "Lease", "Snapshot", "Table"]
@@ -178,24 +178,30 @@ class Table:
         if id is not None and (answer := self._answer(id)) is not None:
             return answer
         when = tuple(when)
-        if not all(self._holds(condition) for condition in when):
-            current = (self._entries.get(condition.key) for condition in when)
-            return Commit(False, self.token, tuple(entry for entry in current if entry is not None))
+        for condition in when:
+            if not self._holds(condition):
+                current = (self._entries.get(condition.key) for condition in when)
+                return Commit(False, self.token, tuple(entry for entry in current if entry is not None))
+        changing = False
         for write in writes:
-            if isinstance(write, Put) and write.session is not None and write.session not in self._sessions:
+            if isinstance(write, Delete):
+                changing = changing or bool(self._keys(write.name))
+                continue
+            changing = True
+            if write.session is not None and write.session not in self._sessions:
                 raise RendezvousSessionError(f"session {write.session} has ended; nothing was written")
-        if any(isinstance(write, Put) or self._keys(write.name) for write in writes):
+        if changing:
             self.revision += 1
+        token = self.token
         for write in writes:
-            match write:
-                case Put(key, value, session):
-                    self._put(Entry(key, value, self.token, session))
-                case Delete(name):
-                    for key in self._keys(name):
-                        self._delete(key)
+            if isinstance(write, Delete):
+                for key in self._keys(write.name):
+                    self._delete(key)
+            else:
+                self._put(Entry(write.key, write.value, token, write.session))
         if id is not None:
             self._answers.setdefault(id.client, {})[id.number] = self.revision
-        return Commit(True, self.token)
+        return Commit(True, token)
 
     def forget(self, client: str) -> None:
         """Drop the remembered answers of a client that will not ask again."""

@@ -11,6 +11,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import ipaddress
 import logging
 import socket
 import ssl
@@ -97,8 +98,14 @@ class Site:
             return Page(b"only HTTP/1 is spoken here\n", code=400), True
         if method not in ("GET", "HEAD"):
             return Page(b"this server only shows; use GET\n", code=405), True
+        headers = _headers(lines[1:])
+        if self._secret is None and not _names_this_machine(headers.get("host", "")):
+            # A web page elsewhere may give a name of its own our address, and so read what only we should see.
+            return Page(
+                b"ask for this machine by its address or its own name, or serve with a secret\n", code=400
+            ), True
         path = target.partition("?")[0]
-        if path not in self.pages.public and not self._may_see(lines[1:]):
+        if path not in self.pages.public and not self._may_see(headers.get("authorization", "")):
             return Page(b"the server's secret is needed: as the password, or as a bearer token\n", code=401), True
         make = self.pages.by_path.get(path)
         if make is None:
@@ -120,19 +127,34 @@ class Site:
         """Let go of a connection."""
         self._visits.discard(visit)
 
-    def _may_see(self, headers: Sequence[str]) -> bool:
+    def _may_see(self, authorization: str) -> bool:
         if self._secret is None:
             return True
-        for header in headers:
-            name, _, value = header.partition(":")
-            if name.strip().lower() == "authorization":
-                scheme, _, given = value.strip().partition(" ")
-                if scheme.lower() == "basic":
-                    given = _password(given.strip())
-                elif scheme.lower() != "bearer":
-                    return False
-                return hmac.compare_digest(self._secret, _digest(given))
+        scheme, _, given = authorization.partition(" ")
+        if scheme.lower() == "basic":
+            given = _password(given.strip())
+        elif scheme.lower() != "bearer":
+            return False
+        return hmac.compare_digest(self._secret, _digest(given))
+
+
+def _headers(lines: Sequence[str]) -> dict[str, str]:
+    """Return the headers by their names in small letters; of two with one name, the last."""
+    pairs = (line.partition(":") for line in lines)
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
+def _names_this_machine(host: str) -> bool:
+    """Tell whether a Host header has an address, or this machine's own name, and not one that somebody made up."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    own = socket.gethostname().lower()
+    if name.lower() in ("", "localhost", own) or name.lower().startswith(f"{own}."):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
         return False
+    return True
 
 
 class _Visit(asyncio.Protocol):

@@ -75,21 +75,25 @@ async def measure(options: Namespace, terminal: Terminal) -> Figures:
     """Measure everything, and leave nothing behind."""
     with anyio.move_on_after(WAIT + options.seconds) as scope:
         name = f"rdzv-bench-{secrets.token_hex(4)}"
+        steps = options.rounds + 4
+        terminal.progress(0, steps, f"opening {options.nodes} connections to {shown(options)}")
         # Exactly N: the round forms when the last one is there, with no last call to be taken off the times.
-        async with _Crowd.meet(options, terminal, name, options.nodes) as crowd:
+        async with _Crowd.meet(options, name, options.nodes) as crowd:
             times = []
             for number in range(options.rounds):
-                terminal.say(f"round {number + 1} of {options.rounds}: {options.nodes} nodes meet")
+                terminal.progress(number + 1, steps, f"round {number + 1}: {options.nodes} nodes meet")
                 began = anyio.current_time()
                 await crowd.join()
                 times.append(anyio.current_time() - began)
-            terminal.say(f"keeping {options.nodes} nodes alive for {options.seconds:g} s")
+            terminal.progress(steps - 3, steps, f"keeping {options.nodes} nodes alive for {options.seconds:g} s")
             answers, keep_alives = await crowd.probe(options.seconds)
             connect_seconds = crowd.connect_seconds
         # One place more, for the node that is killed.
-        async with _Crowd.meet(options, terminal, f"{name}-kill", options.nodes + 1) as crowd:
-            terminal.say("a node in a process of its own joins, and is killed")
+        terminal.progress(steps - 2, steps, f"opening {options.nodes} connections again")
+        async with _Crowd.meet(options, f"{name}-kill", options.nodes + 1) as crowd:
+            terminal.progress(steps - 1, steps, "a node in a process of its own joins, and is killed")
             detected = await _kill_one(options, crowd)
+        terminal.progress(steps, steps, "done")
     if scope.cancelled_caught:
         raise Failure(Exit.TIMED_OUT, f"the benchmark was not done after {WAIT + options.seconds:g} s")
     return Figures(
@@ -117,9 +121,8 @@ class _Crowd:
 
     @classmethod
     @asynccontextmanager
-    async def meet(cls, options: Namespace, terminal: Terminal, run_id: str, room: int) -> AsyncIterator[_Crowd]:
+    async def meet(cls, options: Namespace, run_id: str, room: int) -> AsyncIterator[_Crowd]:
         """Connect all nodes of a run that has room for so many; the run is removed at the end."""
-        terminal.say(f"opening {options.nodes} connections to {shown(options)}")
         async with AsyncExitStack() as stack:
             crowd = cls(await stack.enter_async_context(open_run(options, run_id)))
             began = anyio.current_time()

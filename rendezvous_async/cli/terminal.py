@@ -18,6 +18,8 @@ __all__ = ["Screen", "Terminal", "clean", "table"]
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 _HIDE, _SHOW, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[?25l", "\x1b[?25h", "\x1b[K", "\x1b[J"
 
+BAR = 24
+
 
 def clean(text: str) -> str:
     """Return a text that came from others with nothing in it that a terminal would obey."""
@@ -46,6 +48,17 @@ class Terminal:
         """Write a line of progress, unless that is not wanted."""
         if not self.quiet:
             print(clean(text), file=self.err, flush=True)
+
+    def progress(self, done: int, total: int, text: str) -> None:
+        """Say that so many steps of so many are done, and what is next: a bar on a terminal, else a line."""
+        if self.quiet:
+            return
+        if not self.err.isatty():
+            self.say(f"{done} of {total}: {text}")
+            return
+        bar = "#" * (BAR * done // total)
+        self.err.write(f"\r[{bar:-<{BAR}}] {clean(text)}{_CLEAR_LINE}" + ("\n" if done == total else ""))
+        self.err.flush()
 
     def paint(self, text: str, *styles: str) -> str:
         """Return ``text`` in colours, or as it is."""

@@ -7,6 +7,7 @@ import base64
 import json
 import shutil
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ async def endpoints(server: Command) -> list[str]:
 
 async def request(address: str, path: str = "/", *headers: str, method: str = "GET") -> tuple[int, str]:
     """Ask for a page; returns code and body."""
-    head = "".join(f"{header}\r\n" for header in ("Host: test", *headers))
+    head = "".join(f"{header}\r\n" for header in ("Host: localhost:80", *headers))
     head, _, body = (await raw(address, f"{method} {path} HTTP/1.1\r\n{head}\r\n")).partition("\r\n\r\n")
     return int(head.split()[1]), body
 
@@ -146,6 +147,14 @@ async def test_the_status_page_only_shows_and_is_bounded() -> None:
         assert " 431 " in await raw(page, "GET / HTTP/1.1\r\n" + "X: y\r\n" * 2000)
         head = await raw(page, "GET / HTTP/1.1\r\n\r\n")
         assert "Content-Security-Policy: default-src 'none'" in head
+
+
+async def test_a_made_up_name_for_this_machine_sees_nothing() -> None:
+    async with command(*SERVE, "--http", "0") as server:
+        _, page = await endpoints(server)
+        for host, code in (("evil.example", 400), ("evil.example:80", 400), ("127.0.0.1:1", 200), ("[::1]:1", 200)):
+            assert (await request(page, "/", f"Host: {host}"))[0] == code
+        assert (await request(page, "/", f"Host: {socket.gethostname()}"))[0] == 200
 
 
 async def test_the_status_page_wants_the_secret(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class Feed:
     Attributes:
         start: The next revision that it will deliver; 0 until etcd has said what "now" is.
         id: Names it on the stream that is open.
-        sure_at: From this moment on a barrier tells something about this feed.
+        sure_at: From this moment on it has caught up, if it is ``created``.
     """
 
     def __init__(self, name: str, start: int) -> None:
@@ -57,6 +57,10 @@ class Feed:
 
     def __repr__(self) -> str:
         return f"<Feed {self.name} from {self.start or 'now'}>"
+
+    def sure(self) -> bool:
+        """Tell whether a barrier proves that this feed has delivered what it had."""
+        return self.created and self.sure_at <= anyio.current_time()
 
     def reset(self) -> None:
         """Start again from now: what it was to deliver next does not exist any more."""

@@ -5,8 +5,8 @@ does not see, the feeds will bring. Changes up to the revision of the read are d
 since etcd has compacted what it was to deliver next, or has lost its data, everything is read again.
 
 **No half commits.** What comes for a watch of several names is kept, change by change, until a barrier has passed (see
-feeds.py); then the reader gets what stood at the revision of the barrier. As long as a barrier would prove nothing,
-changes make the watch read its names again.
+feeds.py); then the reader gets what stood at the revision of the barrier. Where a barrier proves nothing yet, the watch
+reads its names again.
 """
 
 from __future__ import annotations
@@ -72,35 +72,38 @@ class EtcdWatch(Watch):
             self._ready.update((entry.key, entry) for entry in news)
             self._revision = max(self._revision, revision)
             self.wake()
-        elif not self._sure() or len(self._arrived) + len(news) > MAX_ARRIVED:
-            self._arrived.clear()
-            self._must_look = True
-            self.wake()
+        elif len(self._arrived) + len(news) > MAX_ARRIVED:
+            self._look_again()
         else:
             self._arrived.extend(news)
             self._hub.want_barrier(self)
 
     def confirm(self, revision: int) -> None:
-        """Let the reader have what has arrived: all feeds have delivered everything up to ``revision``."""
+        """Let the reader have what has arrived: a barrier has passed at ``revision``."""
+        # Of a feed that may still be catching up only this is known: it delivers in order.
+        whole = min((revision, *(feed.start - 1 for feed in self._feeds if not feed.sure())))
         arrived, self._arrived = self._arrived, []
-        if arrived and not self._sure():  # the stream was opened anew meanwhile
-            self._must_look = True
-            self.wake()
-            return
         for entry in arrived:
-            if entry.token.revision <= revision:
+            if entry.token.revision <= whole:
                 self._ready[entry.key] = entry
             else:
                 self._arrived.append(entry)
-        if self._arrived:
+        if any(entry.token.revision <= revision for entry in self._arrived):
+            self._look_again()
+        elif self._arrived:
             self._hub.want_barrier(self)
         if self._ready:
-            self._revision = max(self._revision, revision)
+            self._revision = max(self._revision, whole)
             self.wake()
+
+    def _look_again(self) -> None:
+        self._arrived.clear()
+        self._must_look = True
+        self.wake()
 
     def proved(self, moment: float) -> None:
         """Note that everything committed before ``moment`` has been offered."""
-        if not self._must_list and self._sure():
+        if not self._must_list and all(feed.sure() for feed in self._feeds):
             self._current_at = max(self._current_at, moment)
 
     def start_over(self) -> None:
@@ -156,11 +159,6 @@ class EtcdWatch(Watch):
             self._hub.unsubscribe(self, feed)
         self._ready.clear()
         self._arrived.clear()
-
-    def _sure(self) -> bool:
-        """Tell whether a barrier would prove that all feeds have delivered what they had."""
-        now = anyio.current_time()
-        return all(feed.created and feed.sure_at <= now for feed in self._feeds)
 
     async def _look(self) -> Listing | None:
         """Read everything, once every feed is known to bring what comes after; None to look again."""

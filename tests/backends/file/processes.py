@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 
 ROOT = Path(__file__).parents[3]
-PATIENCE = 400.0
+PATIENCE = 120.0
 
 
 class Process:
@@ -25,10 +25,10 @@ class Process:
         self.name = name
         self.said: list[list[Any]] = []
 
-    async def line(self) -> list[Any] | None:
+    async def line(self, patience: float = PATIENCE) -> list[Any] | None:
         """Return the next thing that it says; None when it has ended."""
         assert self.process.stdout is not None
-        with anyio.fail_after(PATIENCE):
+        with anyio.fail_after(patience):
             raw = await self.process.stdout.readline()
         if not raw.endswith(b"\n"):
             return None
@@ -36,10 +36,10 @@ class Process:
         self.said.append(said)
         return said
 
-    async def until(self, what: str) -> list[Any]:
+    async def until(self, what: str, patience: float = PATIENCE) -> list[Any]:
         """Return the next thing that it says that begins so."""
         while True:
-            said = await self.line()
+            said = await self.line(patience)
             assert said is not None, f"{self.name} ended, and never said {what!r}; last: {self.said[-3:]}"
             if said[0] == what:
                 return said

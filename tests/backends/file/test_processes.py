@@ -20,11 +20,11 @@ from rendezvous_async.errors import RendezvousConnectionError
 from tests.backends.file.processes import PATIENCE, Process, started
 
 
-async def everyone(processes: list[Process], what: str) -> None:
+async def everyone(processes: list[Process], what: str, patience: float = PATIENCE) -> None:
     """Wait until each process has said ``what``."""
     async with anyio.create_task_group() as group:
         for process in processes:
-            group.start_soon(process.until, what)
+            group.start_soon(process.until, what, patience)
 
 
 async def show(watch: Watch, view: dict[str, bytes], done: Any) -> None:
@@ -110,7 +110,7 @@ async def run_kits(path: Path, processes: int) -> None:
             await stack.enter_async_context(started("kit", path=str(path), first=3 * number))
             for number in range(processes)
         ]
-        await everyone(workers, "passed")
+        await everyone(workers, "passed", 400)
 
 
 async def test_the_kit_passes_in_two_processes_at_once(tmp_path: Path) -> None:
@@ -229,6 +229,7 @@ async def living(path: Path, ttl: float) -> AsyncIterator[tuple[Process, Watch, 
         open_backend(f"file://{path}", run_id="live") as backend,
         backend.watch("node/") as watch,
     ):
+        await worker.until("ready")  # it can be seen while it still has the lock, and must not be stopped with it
         view: dict[str, bytes] = {}
         await show(watch, view, lambda view: len(view) == 1)
         yield worker, watch, view
