@@ -71,7 +71,7 @@ def test_one_thread_serves_all_handlers() -> None:
     assert threading.active_count() <= before + 2  # the loop's own, and at most one that looks up addresses
     for handler in handlers:
         assert handler.shutdown()
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_a_process_that_exits_leaves_and_does_not_close() -> None:
