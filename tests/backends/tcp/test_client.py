@@ -199,8 +199,8 @@ async def test_a_server_that_is_not_up_yet_is_waited_for() -> None:
 
         async def open_early() -> None:
             async with connected(f"tcp://127.0.0.1:{port}") as backend:
-                opened.append(backend)
                 await backend.commit(Put("key", b""))
+                opened.append(backend)  # Only now: the server goes as soon as this is seen.
 
         group.start_soon(open_early)
         await anyio.sleep(0.1)
