@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any, TypeVar
 
 from anyio.lowlevel import checkpoint
@@ -26,6 +27,7 @@ from rendezvous_async.core.state import Head
 from rendezvous_async.errors import RendezvousClosedError, RendezvousError, RendezvousFencedError
 from rendezvous_async.handler import Rendezvous, connect
 from rendezvous_async.settings import Endpoint, Timeouts, parse_endpoint
+from rendezvous_async.sync.addresses import find_local_address
 from rendezvous_async.sync.params import RendezvousSettings
 from rendezvous_async.sync.place import Place
 from rendezvous_async.sync.portal import Lease
@@ -128,7 +130,7 @@ class RendezvousHandler:
         self._name = backend
         self._endpoint = parse_endpoint(endpoint) if isinstance(endpoint, str) else endpoint
         self._options = options
-        self._local_addr = local_addr
+        self._address = local_addr or ""
         self._labels = dict(labels or {})
         self._node = f"{socket.gethostname()}_{os.getpid()}_{random.Random().getrandbits(32):08x}"
         self._lock = threading.Lock()
@@ -176,8 +178,7 @@ class RendezvousHandler:
             if self._closed:
                 raise RendezvousClosedError("it was shut down here", self._node, run_id=self.settings.run_id)
             lease, place = self._open()
-            world, address = lease.call(place.join)
-            round = Round(world, address, lease)
+            round = Round(lease.call(place.join), self._address, lease)
             _log.info("node %s is rank %d of %d in round %d", self._node, round.rank, round.size, round.number)
             try:
                 return set_up(round)
@@ -244,6 +245,8 @@ class RendezvousHandler:
                 lease.release()
 
     def _open(self) -> tuple[Lease, Place]:
+        if not self._address:
+            self._address = _address_toward(self._endpoint)
         with self._lock:
             if self._lease is None or self._place is None:
                 self._place = Place(
@@ -251,7 +254,6 @@ class RendezvousHandler:
                     self.settings.run_id,
                     self._options,
                     self._connect,
-                    self._local_addr,
                     self.settings.timeout.close.total_seconds(),
                 )
                 self._lease = Lease(repr(self), self._place.leave)
@@ -270,7 +272,7 @@ class RendezvousHandler:
         lease, place = self._open()
         return lease.call(place.read_head)
 
-    def _connect(self, backend: Backend | None, address: str | None = None) -> Rendezvous:
+    def _connect(self, backend: Backend | None) -> Rendezvous:
         settings, timeout = self.settings, self.settings.timeout
         return connect(
             self._endpoint if backend is None else None,
@@ -287,7 +289,7 @@ class RendezvousHandler:
             keep_alive_interval=settings.keep_alive_interval.total_seconds(),
             keep_alive_max_attempt=settings.keep_alive_max_attempt,
             ranks=settings.ranks,
-            address=address,
+            address=self._address,
             labels=self._labels,
             node=self._node,
         )
@@ -296,3 +298,13 @@ class RendezvousHandler:
 def _bootstrap(round: Round) -> RendezvousInfo:
     info = RendezvousStoreInfo.build(round.rank, round.setup, round.address)
     return RendezvousInfo(round.store, round.rank, round.size, info)
+
+
+def _address_toward(endpoint: Endpoint) -> str:
+    """Return the address of this machine that the other nodes can reach, as far as the endpoint tells."""
+    if endpoint.scheme == "memory":
+        return "127.0.0.1"
+    host, port = endpoint.hosts[0] if endpoint.hosts else (None, 0)
+    address = find_local_address(host, port)
+    # All nodes of tcp://localhost are here. A local etcd may be one of a cluster, and the others may be elsewhere.
+    return find_local_address() if endpoint.scheme != "tcp" and ip_address(address).is_loopback else address

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from ipaddress import ip_address
 from typing import Any
 
 import anyio
-import anyio.to_thread
 
 from rendezvous_async.backends import start_backend
 from rendezvous_async.backends.base import Backend
@@ -17,7 +15,6 @@ from rendezvous_async.control import read_head
 from rendezvous_async.core.state import STATE, Head
 from rendezvous_async.handler import Rendezvous
 from rendezvous_async.settings import Endpoint
-from rendezvous_async.sync.addresses import find_local_address
 from rendezvous_async.view import answer_within
 from rendezvous_async.world import Glance, World
 
@@ -33,8 +30,7 @@ class Place:
         endpoint: Where the run's state lives.
         run_id: Which run.
         options: Of the endpoint.
-        connect: Makes the rendezvous, from a backend and this node's address.
-        local_addr: This node's address; None means find it out.
+        connect: Makes the rendezvous from a backend.
         close_seconds: How long a host stays for the others to see that the run is closed.
     """
 
@@ -43,15 +39,13 @@ class Place:
         endpoint: Endpoint,
         run_id: str,
         options: Mapping[str, Any],
-        connect: Callable[[Backend, str], Rendezvous],
-        local_addr: str | None,
+        connect: Callable[[Backend], Rendezvous],
         close_seconds: float,
     ) -> None:
         self._endpoint = endpoint
         self._run_id = run_id
         self._options = options
         self._connect = connect
-        self._address = local_addr
         self._world: World | None = None
         self._backend: Backend | None = None
         self._rendezvous: Rendezvous | None = None
@@ -67,12 +61,11 @@ class Place:
         world = self._world
         return None if world is None else world.glance(self._loop.time())
 
-    async def join(self) -> tuple[World, str]:
-        """Join the next round; returns its world, and the address by which others reach this node."""
+    async def join(self) -> World:
+        """Join the next round."""
         rendezvous, _ = await self._open()
-        assert self._address is not None
         self._world = await rendezvous.join()
-        return self._world, self._address
+        return self._world
 
     async def read_head(self) -> Head | None:
         """Ask the backend for the run's head."""
@@ -106,18 +99,6 @@ class Place:
         async with self._opening:
             if self._backend is None or self._rendezvous is None:
                 self._loop = asyncio.get_running_loop()
-                if self._address is None:
-                    self._address = await anyio.to_thread.run_sync(_address_toward, self._endpoint)
                 self._backend = await start_backend(self._endpoint, self._run_id, **self._options)
-                self._rendezvous = await self._connect(self._backend, self._address).__aenter__()
+                self._rendezvous = await self._connect(self._backend).__aenter__()
             return self._rendezvous, self._backend
-
-
-def _address_toward(endpoint: Endpoint) -> str:
-    """Return the address of this machine that the other nodes can reach, as far as the endpoint tells."""
-    if endpoint.scheme == "memory":
-        return "127.0.0.1"
-    host, port = endpoint.hosts[0] if endpoint.hosts else (None, 0)
-    address = find_local_address(host, port)
-    # All nodes of tcp://localhost are here. A local etcd may be one of a cluster, and the others may be elsewhere.
-    return find_local_address() if endpoint.scheme != "tcp" and ip_address(address).is_loopback else address
