@@ -427,4 +427,4 @@ class _Listener:
 
 
 def _now() -> float:
-    return round(anyio.current_time(), 9)
+    return round(asyncio.get_running_loop().time(), 9)  # what anyio.current_time() says, and cheaper

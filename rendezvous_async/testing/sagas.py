@@ -12,9 +12,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import anyio
 import msgspec
@@ -40,8 +40,6 @@ __all__ = ["Chapter", "Deeds", "Saga", "play_saga", "saga_of"]
 
 SPIN_LIMIT = 200_000
 BARRIER_TIMEOUT = 1.0
-RESTLESS_JOINS = 150
-"""So many joins of each node in a chapter, then it holds its worlds for longer: more of the same proves nothing."""
 CALM_HOLD = 2.0
 
 
@@ -51,12 +49,14 @@ class Chapter(msgspec.Struct, frozen=True):
     Attributes:
         faults: How bad the network is.
         hold: The longest time for which a node holds a world.
+        joins: So many joins for each node, then all hold their worlds for longer: more of the same proves little.
         actions: How many things are done to the cluster.
         pauses: How long it may be left alone between two of them.
     """
 
     faults: Faults
     hold: float
+    joins: int
     actions: int
     pauses: tuple[float, ...]
 
@@ -82,13 +82,13 @@ class Saga(msgspec.Struct, frozen=True):
 
 
 class Deeds(msgspec.Struct, frozen=True):
-    """What came to pass in one saga, or in many."""
+    """What came to pass in one saga, or in many; ``sizes`` counts the rounds by the size of their worlds."""
 
     sagas: int = 0
     rounds: int = 0
     faults: int = 0
     seconds: float = 0.0
-    largest: int = 0
+    sizes: dict[int, int] = {}
     digest: str = ""
 
     def __add__(self, other: Deeds) -> Deeds:
@@ -97,7 +97,7 @@ class Deeds(msgspec.Struct, frozen=True):
             self.rounds + other.rounds,
             self.faults + other.faults,
             self.seconds + other.seconds,
-            max(self.largest, other.largest),
+            dict(Counter(self.sizes) + Counter(other.sizes)),
         )
 
 
@@ -122,7 +122,7 @@ def saga_of(seed: int) -> Saga:
             close=5,
             heartbeat=rng.choice((0.5, 1.0, 5.0)),
         ),
-        interval=rng.choice((0.2, 0.5, 1.0)),
+        interval=rng.choice((0.2, 0.5, 1.0, 1.0)),
         max_attempt=rng.choice((3, 5, 10)),
         chapters=tuple(_chapter_of(rng) for _ in range(rng.randint(1, 8))),
         closes=rng.random() < 0.2,
@@ -133,15 +133,16 @@ def _chapter_of(rng: random.Random) -> Chapter:
     bad = rng.choice((0.0, 0.0, 0.01, 0.05))
     return Chapter(
         faults=Faults(
-            delay=rng.choice((0.0001, 0.001, 0.02, 0.2)),
+            delay=rng.choice((0.001, 0.001, 0.02, 0.2)),
             drop_request=bad,
             drop_reply=bad,
             late=rng.choice((0.0, bad)),
             lateness=rng.choice((1.0, 5.0)),
         ),
-        hold=rng.choice((0.0, 0.05, 0.05, 0.3, 2.0)),
+        hold=rng.choice((0.0, 0.01, 0.05, 0.05, 0.3, 2.0)),
+        joins=rng.choice((100, 500, 2500)),
         actions=rng.randint(2, 20),
-        pauses=rng.choice(((0.0, 0.01, 0.3, 1.0), (0.3, 1.0, 2.0), (1.0, 4.0, 12.0))),
+        pauses=rng.choice(((0.0, 0.01, 0.3), (0.0, 0.01, 0.3, 1.0), (0.3, 1.0, 2.0), (1.0, 4.0, 12.0))),
     )
 
 
@@ -169,7 +170,7 @@ def play_saga(saga: Saga, watch: Callable[[History], None] = check) -> Deeds:
         rounds=len(formed),
         faults=len(history.of(Fault)),
         seconds=max((record.at for record in history), default=0.0),
-        largest=max((world.size for world in formed), default=0),
+        sizes=dict(Counter(world.size for world in formed)),
         digest=hashlib.sha256(bytes(history)).hexdigest(),
     )
 
@@ -192,7 +193,7 @@ async def _play(saga: Saga) -> tuple[History, NotSettledError | None]:
     async with cluster:
         for chapter in saga.chapters:
             cluster.network.faults = chapter.faults
-            restless.begin(chapter.hold)
+            restless.begin(chapter)
             for _ in range(chapter.actions):
                 disturb(cluster, rng)
                 await anyio.sleep(rng.choice(chapter.pauses))
@@ -222,10 +223,10 @@ class _Restless:
         self._joins = 0
         self._came: defaultdict[str, set[int]] = defaultdict(set)
 
-    def begin(self, hold: float) -> None:
+    def begin(self, chapter: Chapter) -> None:
         """Begin a chapter."""
-        self.hold = hold
-        self._joins = RESTLESS_JOINS * len(self.cluster.nodes)
+        self.hold = chapter.hold
+        self._joins = chapter.joins * len(self.cluster.nodes)
 
     async def live(self, rendezvous: Rendezvous) -> None:
         while True:
@@ -236,10 +237,8 @@ class _Restless:
                 return
             except RendezvousTimeoutError:
                 continue
-            try:
-                await self._use(world)
-            except (RendezvousConnectionError, RendezvousFencedError, RendezvousTimeoutError):
-                pass  # The network or the round is to blame, and both are under test.
+            with suppress(RendezvousConnectionError, RendezvousFencedError, RendezvousTimeoutError):
+                await self._use(world)  # If it fails, the network or the round is to blame: both are under test.
             self._joins -= 1
             hold = self.hold
             if hold is not None:
