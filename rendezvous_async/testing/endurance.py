@@ -88,9 +88,8 @@ class Endurance(msgspec.Struct, frozen=True):
         return Endurance((*(other for other in self.stretches if other.code != stretch.code), stretch))
 
 
-def code_version() -> str:
+def code_version(root: Path = Path(__file__).parents[1]) -> str:
     """Name the code that a simulation runs, the simulator included: equal names are equal sources."""
-    root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root).as_posix()

@@ -32,7 +32,7 @@ from rendezvous_async.testing.history import Fault, Formed, History
 from rendezvous_async.testing.network import Faults
 from rendezvous_async.world import World
 
-__all__ = ["Report", "Scenario", "close_by_one", "come_to_rest", "disturb", "scenario_of", "simulate"]
+__all__ = ["Report", "Scenario", "close_by_one", "come_to_rest", "disturb", "mend", "scenario_of", "simulate"]
 
 QUIET = Faults()
 WRITE_EVERY = 1.0
@@ -157,11 +157,16 @@ async def come_to_rest(cluster: Cluster) -> None:
         NotSettledError: It does not become quiet in time.
     """
     cluster.network.faults = QUIET
+    mend(cluster)
+    await cluster.settle()
+
+
+def mend(cluster: Cluster) -> None:
+    """Let every node run and reach the server."""
     cluster.heal()
     for index in range(len(cluster.nodes)):
         cluster.resume(index)
         cluster.start(index)
-    await cluster.settle()
 
 
 def disturb(cluster: Cluster, rng: random.Random) -> None:
