@@ -6,7 +6,7 @@ import asyncio
 from typing import TypeVar
 
 import anyio
-from anyio.lowlevel import checkpoint
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from rendezvous_async.backends.base import (
     DEFAULT_NAMESPACE,
@@ -176,7 +176,7 @@ class _TcpWatch(Watch):
         return self._current_at
 
     async def _next(self) -> Listing:
-        await checkpoint()
+        await checkpoint_if_cancelled()
         while True:
             if self._ended:
                 raise StopAsyncIteration
