@@ -16,7 +16,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from rendezvous_async.backends.base import Backend, Condition, Entry, Put, Session, Token, Watch, Write
+from rendezvous_async.backends.base import Backend, Condition, Entry, Listing, Put, Session, Token, Watch, Write
 from rendezvous_async.coordinator import Coordinator
 from rendezvous_async.core.codec import encode
 from rendezvous_async.core.state import COORDINATOR, NODES, STATE, Head, Node, Phase, node_key
@@ -79,6 +79,7 @@ class Membership:
         self._group: TaskGroup | None = None
         self._coordinator = Coordinator(backend, session, node, settings, view, rng, timeouts.heartbeat, self._on_duty)
         self._coordinates = False
+        self._must_read = not watch.deliver(self._take, self._fail_by)
 
     @classmethod
     async def open(
@@ -133,9 +134,14 @@ class Membership:
         async with anyio.create_task_group() as self._group:
             if self.error is not None:
                 self._group.cancel_scope.cancel()
-            self._group.start_soon(self._guard, self._follow)
-            with self.view.changed.calling(self._see_to_post):
-                await self._guard(self._keep_alive)
+            if self._must_read:
+                self._group.start_soon(self._guard, self._follow)
+            try:
+                with self.view.changed.calling(self._see_to_post):
+                    await self._guard(self._keep_alive)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._watch.aclose()
         self.fail(RendezvousSessionError(f"node {self._node} has left"))
 
     def fail(self, error: RendezvousError) -> None:
@@ -242,13 +248,16 @@ class Membership:
         """Run one of the tasks; its error ends the membership, and no error of ours reaches the task group."""
         try:
             await task()
-        except RendezvousError as error:
-            self.fail(error)
         except Exception as error:
-            _log.exception("node %s: a background task failed; please report this", self._node)
-            failure = RendezvousSessionError(f"node {self._node}: a background task failed: {error!r}")
-            failure.__cause__ = error
-            self.fail(failure)
+            self._fail_by(error)
+
+    def _fail_by(self, error: Exception) -> None:
+        """End it because of an error in one of the tasks, or in what is done in their place."""
+        if not isinstance(error, RendezvousError):
+            _log.error("node %s: a background task failed; please report this", self._node, exc_info=error)
+            cause, error = error, RendezvousSessionError(f"node {self._node}: a background task failed: {error!r}")
+            error.__cause__ = cause
+        self.fail(error)
 
     async def _keep_alive(self) -> None:
         """Send keep-alives; ends when the session is lost or this node's own clock says so."""
@@ -273,10 +282,16 @@ class Membership:
                 _log.warning("node %s: %s; out in %.1f s unless it comes back", self._node, error, left)
 
     async def _follow(self) -> None:
-        """Take what is pushed into the view."""
-        async with self._watch as watch:
-            async for listing in watch:
-                self.view.apply(listing.entries)
+        """Read the watch of a backend that does not deliver."""
+        async for listing in self._watch:
+            self._take(listing)
+
+    def _take(self, listing: Listing) -> None:
+        """Take what was pushed into the view."""
+        try:
+            self.view.apply(listing.entries)
+        except Exception as error:
+            self._fail_by(error)
 
     def _see_to_post(self) -> None:
         """Have the coordinator at work from the first time that there is work for it; most nodes never need one."""
