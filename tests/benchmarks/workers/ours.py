@@ -1,6 +1,6 @@
 """Some nodes of ours, as tasks of one event loop.
 
-    python -m tests.benchmarks.workers.ours COUNT ENDPOINT RUN_ID NODES
+python -m tests.benchmarks.workers.ours COUNT ENDPOINT RUN_ID NODES
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import rendezvous_async as rdzv
-import rendezvous_async.backends.tcp  # noqa: F401 - what an import costs is measured by itself
+import rendezvous_async.backends.tcp
 from tests.benchmarks.workers.commands import obey, traffic
 
 TIMEOUTS = rdzv.Timeouts(join=110, last_call=0.001, regroup=0.001)
@@ -68,7 +68,7 @@ class Nodes:
             await world.changed()
             return time.monotonic()
 
-        self.changes = [asyncio.ensure_future(noted(world)) for world in self.worlds]
+        self.changes = [asyncio.ensure_future(noted(world)) for world in self.worlds]  # noqa: TID251
         return {}
 
     async def changed(self) -> Any:
