@@ -38,6 +38,11 @@ async def main(names: list[str], runs: int, quick: bool, output: Path) -> None:
         if not names or script in names:
             lines[script] = []
             await timed(script, run_script(script, quick, lines[script]))
+    write(figures, lines, runs, output)
+
+
+def write(figures: Figures, lines: dict[str, list[object]], runs: int, output: Path) -> None:
+    """Write the table and everything as JSON."""
     head = f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores, {runs} runs"
     output.mkdir(parents=True, exist_ok=True)
     (output / "benchmarks.md").write_text(f"{head}\n\n{figures.table()}")

@@ -103,8 +103,8 @@ async def test_a_node_costs_at_most_three_operations_whatever_the_size(monkeypat
         large = await bill_of(server.endpoint, bill, LARGE)
     assert large["first operations"] <= 3
     assert large["second operations"] <= 3
-    # The coordinator's own few calls weigh less in a larger world, and nothing may weigh more. In a second round members
-    # are told each tenth of a second how many wait: on a slow machine that is a few small messages more for each.
+    # The coordinator's own few calls weigh less in a larger world, and nothing may weigh more. In a second round
+    # members are told each tenth of a second how many wait: on a slow machine, a few small messages more for each.
     told = 5 * 200
     for what, cost in large.items():
         most = 1.1 * small[what] + (told if what == "second bytes" else 0)
