@@ -6,8 +6,8 @@ something to change uses the view's ``Notice``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from types import TracebackType
 
 import anyio
 
@@ -15,36 +15,9 @@ from rendezvous_async.backends.base import Entry, Token
 from rendezvous_async.core.codec import decode
 from rendezvous_async.core.state import COORDINATOR, STATE, Head, Post, Seat, seat_key
 from rendezvous_async.errors import RendezvousConnectionError
+from rendezvous_async.notice import Notice
 
-__all__ = ["Notice", "View", "answer_within"]
-
-
-class Notice:
-    """Something may have changed: wakes all that wait for it, and calls all that asked to be called."""
-
-    def __init__(self) -> None:
-        self._event = anyio.Event()
-        self._callbacks: dict[Callable[[], None], None] = {}
-
-    def fire(self) -> None:
-        """Wake everybody who waits now, and call the callbacks."""
-        event, self._event = self._event, anyio.Event()
-        event.set()
-        for callback in tuple(self._callbacks):
-            callback()
-
-    async def wait(self) -> None:
-        """Wait for the next ``fire()``; look at what you wait for first, with no await in between."""
-        await self._event.wait()
-
-    @contextmanager
-    def calling(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Let ``callback`` be called at each ``fire()``, for as long as the block lasts."""
-        self._callbacks[callback] = None
-        try:
-            yield
-        finally:
-            del self._callbacks[callback]
+__all__ = ["View", "answer_within"]
 
 
 class View:
@@ -95,10 +68,25 @@ class View:
         self._entries[key] = entry
 
 
-@contextmanager
-def answer_within(seconds: float, what: str) -> Iterator[None]:
+class answer_within:
     """Bound a call to the backend; no answer in time is a connection error: it may or may not have happened."""
-    with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
-        yield
-    if scope.cancelled_caught:
-        raise RendezvousConnectionError(f"{what}: the backend did not answer within {seconds:g} s")
+
+    __slots__ = ("_scope", "_seconds", "_what")
+
+    def __init__(self, seconds: float, what: str) -> None:
+        self._seconds = seconds
+        self._what = what
+
+    def __enter__(self) -> None:
+        self._scope = anyio.CancelScope(deadline=anyio.current_time() + self._seconds)
+        self._scope.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        swallow = self._scope.__exit__(kind, error, traceback)
+        if self._scope.cancelled_caught:
+            raise RendezvousConnectionError(
+                f"{self._what}: the backend did not answer within {self._seconds:g} s"
+            ) from None
+        return swallow
