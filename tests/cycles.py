@@ -18,7 +18,6 @@ import sys
 import tempfile
 import threading
 import time
-import tracemalloc
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -33,8 +32,9 @@ from rendezvous_async.backends.tcp import serve
 __all__ = ["Left", "cycle", "growth", "look", "meeting_place"]
 
 PARTS = 10
-KIB_PER_CYCLE = 0.1
-"""Memory that a cycle may cost in the long run: less than anything that was forgotten would."""
+SOME_OBJECTS, OBJECTS_PER_CYCLE = 500, 0.05
+SOME_KIB, KIB_PER_CYCLE = 2048, 0.1
+"""What may come and go, and what a cycle may cost in the long run: less than anything that was forgotten would."""
 TIMEOUTS = rdzv.Timeouts(join=60, last_call=5, close=10)
 
 
@@ -45,7 +45,6 @@ class Left(msgspec.Struct, frozen=True):
     threads: int
     descriptors: int
     objects: int
-    heap_kib: int
     rss_kib: int
 
 
@@ -55,9 +54,7 @@ def look() -> Left:
     tasks = len(asyncio.all_tasks())
     with open("/proc/self/statm", encoding="ascii") as statm:
         rss = int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE") // 1024
-    heap = tracemalloc.get_traced_memory()[0] // 1024 if tracemalloc.is_tracing() else 0
-    objects = len(gc.get_objects())
-    return Left(tasks, len(threading.enumerate()), len(os.listdir("/proc/self/fd")), objects, heap, rss)
+    return Left(tasks, len(threading.enumerate()), len(os.listdir("/proc/self/fd")), len(gc.get_objects()), rss)
 
 
 @asynccontextmanager
@@ -95,11 +92,10 @@ def growth(looks: list[Left], cycles: int) -> list[str]:
         for name in ("tasks", "threads", "descriptors")
         if getattr(last, name) > getattr(first, name)
     ]
-    found += [
-        f"{name}: {getattr(first, name)} KiB before, {getattr(last, name)} KiB after {cycles} cycles"
-        for name in ("heap_kib", "rss_kib")
-        if getattr(last, name) - getattr(first, name) > 2048 + KIB_PER_CYCLE * cycles
-    ]
+    if last.objects > first.objects + SOME_OBJECTS + OBJECTS_PER_CYCLE * cycles:
+        found.append(f"objects: {first.objects} before, {last.objects} after {cycles} cycles")
+    if last.rss_kib > first.rss_kib + SOME_KIB + KIB_PER_CYCLE * cycles:
+        found.append(f"rss_kib: {first.rss_kib} before, {last.rss_kib} after {cycles} cycles")
     return found
 
 

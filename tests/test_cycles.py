@@ -46,6 +46,6 @@ async def test_a_leak_is_seen() -> None:
 
 
 def test_memory_that_grows_is_seen() -> None:
-    before = Left(1, 1, 1, 1, 10_000, 50_000)
-    assert growth([before, Left(1, 1, 1, 1, 10_900, 51_000)], 10_000) == []
-    assert len(growth([before, Left(1, 1, 1, 1, 20_000, 60_000)], 10_000)) == 2
+    before = Left(1, 1, 1, 20_000, 50_000)
+    assert growth([before, Left(1, 1, 1, 20_500, 51_000)], 10_000) == []
+    assert len(growth([before, Left(1, 1, 1, 30_000, 60_000)], 10_000)) == 2

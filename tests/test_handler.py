@@ -108,9 +108,9 @@ def test_an_endpoint_and_a_backend_are_one_too_many() -> None:
 def test_options_beside_an_open_backend_are_refused_not_ignored() -> None:
     """Whoever gives a secret there would believe that it protects something."""
     backend = MemoryBackend(MemoryServer(), "job")
-    with pytest.raises(ValueError, match="no use for secret$"):
+    with pytest.raises(ValueError, match=r"no use for secret$"):
         connect(run_id="job", nodes=2, backend=backend, secret="s")
-    with pytest.raises(ValueError, match="no use for is_host, tls$"):
+    with pytest.raises(ValueError, match=r"no use for is_host, tls$"):
         connect(run_id="job", nodes=2, backend=backend, tls=object(), is_host=False)
 
 
