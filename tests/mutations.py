@@ -81,14 +81,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "seat.arrival == arrival and seat.attempt == head.attempt and",
         "seat.arrival == arrival and",
         "a seat counts before the head names its attempt",
-        "tests/core/test_rules.py",
+        "tests/core/test_rules.py::test_admit_refuses_a_seat_before_the_head_names_its_attempt",
     ),
     Mutation(
         "core/tally.py",
         "        places = max(0, self.head.settings.max_nodes - self.live_members)",
         "        places = self.head.settings.max_nodes",
         "spares count as waiting, and a full world restarts for them",
-        "tests/core/test_tally.py",
+        "tests/core/test_tally.py::test_spares_do_not_count_as_waiting",
     ),
     Mutation(
         "core/tally.py",
@@ -102,7 +102,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "    if survivors and free and free[-1] == 0:",
         "    if False:",
         "a newcomer takes rank 0 from the survivors",
-        "tests/core/test_ranks.py",
+        "tests/core/test_ranks.py::test_sticky_3_if_0_is_free_the_lowest_survivor_moves_there",
     ),
     Mutation(
         "core/codec.py",
@@ -167,7 +167,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "            if not joined:\n                await owner.see_through(owner.end_membership)",
         "            if not joined:\n                pass",
         "a join that failed or was cancelled leaves its record at the barrier",
-        "tests/test_cancellation.py",
+        "tests/test_cancellation.py::test_a_join_that_times_out",
     ),
     Mutation(
         "owner.py",
@@ -203,14 +203,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        elif old.session is not None and old.session != entry.session:",
         "        elif False:",
         "the end of an old session deletes what a new one wrote",
-        "tests/backends/test_table.py",
+        "tests/backends/test_table.py::test_a_table_is_what_the_model_is",
     ),
     Mutation(
         "backends/table.py",
         "            _, self._horizon = self._graves.popitem(last=False)",
         "            self._graves.popitem(last=False)",
         "a watcher that was away for long misses deletions",
-        "tests/backends/test_table.py",
+        "tests/backends/test_table.py::test_a_table_is_what_the_model_is",
     ),
     Mutation(
         "backends/frames.py",
