@@ -193,6 +193,7 @@ class _Files:
             self._lives.create(session)
             self._lives.remove(session)
         finally:
+            assert self._outside.exists(), "a file outside of the directory was removed"
             assert self._outside.read_text() == "precious"
 
     def close(self) -> None:
