@@ -167,14 +167,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "            if not joined:\n                await owner.see_through(owner.end_membership)",
         "            if not joined:\n                pass",
         "a join that failed or was cancelled leaves its record at the barrier",
-        "tests/test_cancellation.py::test_a_join_that_times_out",
+        "tests/test_cancellation.py::test_a_first_join_that_waits_for_another",
     ),
     Mutation(
         "owner.py",
         "        if self._unended:\n            raise",
         "        if False:\n            raise",
         "a node has two sessions at once",
-        "tests/test_handler.py::test_no_new_session_before_the_old_one_is_ended",
+        "tests/test_handler.py::test_a_session_that_cannot_be_ended_is_followed_by_no_other",
     ),
     Mutation(
         "world.py",
