@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,8 +21,8 @@ from rendezvous_async.sync import (
 
 __all__ = ["PATIENCE", "in_thread", "join_all", "make_handler", "serve_apart", "wait_until"]
 
-PATIENCE = 60.0
-"""Seconds after which a test gives up."""
+PATIENCE = float(os.environ.get("RENDEZVOUS_TEST_PATIENCE", "60"))
+"""Seconds after which a test gives up; ``tests.mutations`` has less."""
 
 T = TypeVar("T")
 

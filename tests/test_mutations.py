@@ -25,7 +25,7 @@ def test_it_can_be_planted(mutation: Mutation) -> None:
     assert source.count(mutation.before) == 1
     assert mutation.before != mutation.after
     compile(source.replace(mutation.before, mutation.after), mutation.file, "exec")
-    path, _, test = mutation.caught_by.partition("::")
+    path, test = mutation.caught_by.partition("::")[0], mutation.caught_by.rpartition("::")[2]
     assert f"def {test.partition('[')[0]}(" in (ROOT / path).read_text()
 
 

@@ -267,6 +267,19 @@ class TableMachine(RuleBasedStateMachine):
             assert next_due is None
 
 
+def test_a_key_belongs_to_the_session_of_its_last_put() -> None:
+    table = Table("epoch")
+    old, new = table.open_session(5.0, 0.0), table.open_session(5.0, 0.0)
+    table.commit([Put("key", b"old", old)])
+    table.commit([Put("key", b"new", new)])
+    table.end_session(old)
+    entry = table.get("key")
+    assert entry is not None
+    assert entry.value == b"new"
+    table.end_session(new)
+    assert table.get("key") is None
+
+
 @pytest.mark.parametrize("graves", [table_module.MAX_GRAVES, 3, 1])
 def test_a_table_is_what_the_model_is(graves: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for few graves, watches must often start over."""
