@@ -9,7 +9,7 @@ import pytest
 from tests.mutations import MUTATIONS, ROOT, Mutation, copy_to, plant
 
 PARTS = ("core/", "coordinator.py", "handler.py", "backends/tcp/", "backends/file/", "backends/etcd/", "sync/")
-FAST = ("spares count as waiting", "a peer can have the server wait", "an observer that was stopped")
+FAST = ("a peer can have the server wait", "an observer that was stopped")
 LEAST = 25
 
 
