@@ -9,7 +9,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from rendezvous_async.cli.endpoints import add_connection, add_timeout, shown
-from rendezvous_async.cli.exits import Exit, Failure
+from rendezvous_async.cli.exits import Exit, Failure, one_line
 from rendezvous_async.cli.parsing import Parser
 from rendezvous_async.cli.terminal import Terminal
 
@@ -48,7 +48,7 @@ def run(options: Namespace) -> int:
     wrong = [finding for finding in findings if finding.verdict == "wrong"]
     if wrong:
         code = Exit.UNREACHABLE if any(finding.unusable for finding in wrong) else Exit.FAILED
-        raise Failure(code, f"{shown(options)}: {wrong[0].check}: {wrong[0].found.splitlines()[0]}")
+        raise Failure(code, f"{shown(options)}: {wrong[0].check}: {one_line(wrong[0].found)}")
     return Exit.OK
 
 

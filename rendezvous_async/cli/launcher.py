@@ -10,14 +10,15 @@ see a failure in a round, only the first one counts it, and not even that one if
 from __future__ import annotations
 
 import signal
-import socket
 from argparse import Namespace
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
 import anyio
+import anyio.to_thread
 
+from rendezvous_async.addresses import address_toward, get_free_port
 from rendezvous_async.cli.endpoints import backend_of, endpoint_of
 from rendezvous_async.cli.exits import Exit, Failure
 from rendezvous_async.cli.terminal import Terminal
@@ -33,7 +34,7 @@ from rendezvous_async.errors import (
     RendezvousTimeoutError,
 )
 from rendezvous_async.handler import Rendezvous, connect
-from rendezvous_async.settings import Endpoint, Timeouts, check_id, parse_nodes
+from rendezvous_async.settings import Timeouts, check_id, parse_nodes
 from rendezvous_async.view import answer_within
 from rendezvous_async.world import World
 
@@ -56,10 +57,8 @@ async def launch(options: Namespace, terminal: Terminal) -> int:
     parse_nodes(options.nodes)
     check_id("--run-id", options.run_id)
     endpoint = endpoint_of(options)
-    if endpoint.scheme == "memory":
-        raise Failure(Exit.USAGE, "memory:// lives inside one process; launchers cannot meet there")
     terminal.say(f"connecting to {endpoint}")
-    backend = await backend_of(options, options.run_id, connect_timeout=str(options.connect_timeout))
+    backend = await backend_of(options, options.run_id, options.connect_timeout)
     try:
         with answer_within(options.connect_timeout, f"read the status of run {options.run_id!r}"):
             closed = (await read_status(backend)).closed
@@ -72,7 +71,7 @@ async def launch(options: Namespace, terminal: Terminal) -> int:
             node=options.node,
             timeouts=Timeouts(join=options.join_timeout, last_call=options.last_call, regroup=options.regroup),
             keep_alive_interval=options.keep_alive,
-            address=options.address or address_towards(endpoint),
+            address=options.address or await anyio.to_thread.run_sync(address_toward, endpoint),
             labels={NPROC: str(options.nproc_per_node)},
         )
         async with rendezvous, Workers.of(options.command, options.grace) as workers:
@@ -162,7 +161,7 @@ class _Launcher:
         members = await world.members()
         workers = [int(member.labels.get(NPROC, "1")) for member in members]
         if world.rank == 0:
-            await world.store.set("master_port", str(free_port()))
+            await world.store.set("master_port", str(get_free_port()))
         port = (await world.store.get("master_port")).decode()
         common = {
             "WORLD_SIZE": str(sum(workers)),
@@ -253,21 +252,3 @@ class _Launcher:
                 self._ended_by = number
                 self._terminal.say(f"{number.name}: ending the workers, and leaving")
                 scope.cancel()
-
-
-def address_towards(endpoint: Endpoint) -> str:
-    """Return the address of this machine that the way to the endpoint starts from; nothing is sent."""
-    for host, port in endpoint.hosts[:1]:
-        with suppress(OSError):
-            family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, kind, protocol) as sock:
-                sock.connect(where)
-                return str(sock.getsockname()[0])
-    return socket.gethostname()
-
-
-def free_port() -> int:
-    """Return a port of this machine that nobody uses now."""
-    with socket.socket() as sock:
-        sock.bind(("", 0))
-        return int(sock.getsockname()[1])

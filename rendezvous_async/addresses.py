@@ -1,4 +1,7 @@
-"""Endpoints in the classic's form, free ports, and the address by which others reach this machine."""
+"""The address by which others reach this machine, free ports, and endpoints in the classic's form.
+
+All of it blocks, for as long as a name server takes: on a loop, call it in a worker thread.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,15 @@ import re
 import socket
 from contextlib import closing, suppress
 
-__all__ = ["find_local_address", "get_free_port", "get_socket_with_port", "parse_rendezvous_endpoint"]
+from rendezvous_async.settings import Endpoint
+
+__all__ = [
+    "address_toward",
+    "find_local_address",
+    "get_free_port",
+    "get_socket_with_port",
+    "parse_rendezvous_endpoint",
+]
 
 _NOWHERE = (("192.0.2.1", 9), ("2001:db8::1", 9))
 """Addresses that are kept for documentation: nothing is sent, they only ask for the way out of this machine."""
@@ -74,6 +85,17 @@ def find_local_address(host: str | None = None, port: int = 9) -> str:
         if found is not None:
             return found
     return own[0] if own else "127.0.0.1"
+
+
+def address_toward(endpoint: Endpoint) -> str:
+    """Return the address of this machine that the other nodes can reach, as far as the endpoint tells."""
+    if endpoint.scheme == "memory":
+        return "127.0.0.1"
+    host, port = endpoint.hosts[0] if endpoint.hosts else (None, 0)
+    address = find_local_address(host, port)
+    # All nodes of tcp://localhost are here. A local etcd may be one of a cluster, and the others may be elsewhere.
+    elsewhere = endpoint.scheme != "tcp" and ipaddress.ip_address(address).is_loopback
+    return find_local_address() if elsewhere else address
 
 
 def _source_toward(host: str, port: int) -> str | None:
