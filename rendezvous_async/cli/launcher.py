@@ -48,6 +48,11 @@ FOREVER = 1e9
 VERDICT = 2.0
 """Seconds after a failure in which the loss of a node counts as its cause."""
 RETRY = 0.5
+WORDS = {
+    Change.EVICTED: "this node is out of it",
+    Change.MEMBER_LOST: "a node was lost, or has left",
+    Change.NODES_WAITING: "a node waits to join",
+}
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -136,7 +141,8 @@ class _Launcher:
                 left = f"restart {self._failures} of {self._options.max_restarts}"
                 self._terminal.say(f"round {world.round}: a worker failed with code {code}; {left}")
             elif block.change is not Change.CLOSED:
-                self._terminal.say(f"round {world.round}: {block.change or 'failed elsewhere'}; joining the next")
+                why = "a worker failed elsewhere" if block.change is None else WORDS[block.change]
+                self._terminal.say(f"round {world.round}: {why}; joining the next")
 
     async def _join(self) -> World:
         waiting = anyio.CancelScope()

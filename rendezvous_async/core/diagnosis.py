@@ -99,8 +99,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
             size = holding + len(self.nodes(Role.BACK)) + len(self.absent)
             return f"round {self.round} is formed; {holding} of its {size} members hold it"
         at_barrier = len(self.nodes(Role.BACK, Role.WAITING, Role.SPARE))
-        wanted = f"{self.settings.min_nodes} to {self.settings.max_nodes}"
-        return f"gathering a round after round {self.round}; {at_barrier} of {wanted} nodes are at the barrier"
+        low, high = self.settings.min_nodes, self.settings.max_nodes
+        wanted = f"{low} to {high}" if low != high else f"{low}"
+        what = f"a round after round {self.round}" if self.round else "its first round"
+        return f"gathering {what}; {at_barrier} of {wanted} nodes are at the barrier"
 
     def _details(self) -> Iterable[str]:
         here = [
@@ -110,7 +112,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         yield f"here: {_shorten(here) or 'nobody'}"
         if self.absent:
             absent = [f"{gone.node} (rank {gone.rank} in round {self.round})" for gone in self.absent]
-            yield f"not back: {_shorten(absent)}"
+            yield f"{'left' if self.closed else 'not back'}: {_shorten(absent)}"
         if self.closed is None and self.settings is not None:
             yield f"next: {self._next(self.settings)}"
             yield f"coordinator: {self.coordinator or 'none yet; a live node takes the post by itself'}"
@@ -188,7 +190,7 @@ def diagnose(
                 key=lambda gone: gone.rank,
             )
         ),
-        missing=0 if held else max(0, head.settings.min_nodes - at_barrier),
+        missing=0 if held or head.closed is not None else max(0, head.settings.min_nodes - at_barrier),
         coordinator=coordinator,
         closed=head.closed,
     )

@@ -36,7 +36,8 @@ function nodes(run) {
     body.append(row("td", cells, ["", node.role]));
   }
   for (const node of run.status.absent.slice(0, SHOWN_NODES)) {
-    body.append(row("td", [node.node, "absent", String(node.rank), "", "gone"], ["", "absent"]));
+    const role = run.status.closed ? "left" : "absent";
+    body.append(row("td", [node.node, role, String(node.rank), "", "gone"], ["", role]));
   }
   table.append(head, body);
   return table;
