@@ -55,8 +55,8 @@ def test_doctor_says_what_cannot_be_reached(capsys: pytest.CaptureFixture[str]) 
 async def test_doctor_of_an_etcd_with_tls(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     trust = ssl.create_default_context(cafile=certificates.ca)
-    files = {"ca": certificates.ca, "cert": certificates.cert, "key": certificates.cert}
-    async with start_etcd(**files, client_tls=trust) as etcd:
+    ca, both = certificates.ca, certificates.cert
+    async with start_etcd(ca=ca, cert=both, key=both, client_tls=trust) as etcd:
         where = ("doctor", etcd.endpoint.partition("?")[0])
         async with command(*where, "--tls-ca", certificates.ca, merged=True) as doctor:
             assert await doctor.code() == 0, doctor.lines
