@@ -151,6 +151,7 @@ def test_closed_says_who_and_why() -> None:
           left: b (rank 1 in round 1)
         """
     )
+    assert shown.why() == ["closed by a: training done", "left: b (rank 1 in round 1)"]
 
 
 def test_closed_without_a_word() -> None:
