@@ -158,21 +158,28 @@ async def main() -> None:
     parser.add_argument("--case", choices=CASES, action="append")
     parser.add_argument("--contender", choices=CONTENDERS, action="append")
     arguments = parser.parse_args()
+    contenders = arguments.contender or list(CONTENDERS)
     for case in arguments.case or CASES:
-        for contender in arguments.contender or CONTENDERS:
-            results: list[float | str] = []
-            for number in range(arguments.repeat):
-                results.append(await measure(case, contender))
-                print(f"{case}, {contender}, {number + 1} of {arguments.repeat}: {results[-1]}", file=sys.stderr)
-            times = [result for result in results if not isinstance(result, str)]
-            line = {
-                "case": case,
-                "with": contender,
-                "median_s": round(statistics.median(times), 2) if times else None,
-                "all_s": [None if isinstance(result, str) else round(result, 2) for result in results],
-                "failed": dict(Counter(result for result in results if isinstance(result, str))),
-            }
-            print(json.dumps(line), flush=True)
+        results: dict[str, list[float | str]] = {contender: [] for contender in contenders}
+        for number in range(arguments.repeat):
+            for contender in contenders:  # In turn, so that a busy moment of the machine meets them all.
+                result = await measure(case, contender)
+                results[contender].append(result)
+                print(f"{case}, {contender}, {number + 1} of {arguments.repeat}: {result}", file=sys.stderr)
+        for contender in contenders:
+            print(json.dumps(summary(case, contender, results[contender])), flush=True)
+
+
+def summary(case: str, contender: str, results: list[float | str]) -> dict[str, object]:
+    """Return the figures of one case with one contender."""
+    times = [result for result in results if not isinstance(result, str)]
+    return {
+        "case": case,
+        "with": contender,
+        "median_s": round(statistics.median(times), 2) if times else None,
+        "all_s": [None if isinstance(result, str) else round(result, 2) for result in results],
+        "failed": dict(Counter(result for result in results if isinstance(result, str))),
+    }
 
 
 if __name__ == "__main__":
