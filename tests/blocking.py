@@ -11,6 +11,8 @@ from datetime import timedelta
 from threading import Event, Thread
 from typing import TypeVar
 
+from rendezvous_async.backends.base import Put
+from rendezvous_async.core.state import STATE
 from rendezvous_async.sync import (
     RendezvousHandler,
     RendezvousInfo,
@@ -18,7 +20,7 @@ from rendezvous_async.sync import (
     RendezvousTimeout,
 )
 
-__all__ = ["PATIENCE", "in_thread", "join_all", "make_handler", "serve_apart", "wait_until"]
+__all__ = ["PATIENCE", "damage", "in_thread", "join_all", "make_handler", "serve_apart", "wait_until"]
 
 PATIENCE = 60.0
 """Seconds after which a test gives up."""
@@ -81,6 +83,13 @@ def wait_until(met: Callable[[], bool]) -> None:
             return
         never.wait(0.005)
     raise AssertionError(f"it did not come within {PATIENCE:g} s")
+
+
+def damage(handler: RendezvousHandler) -> None:
+    """Write what is not ours over the run's state."""
+    lease, place = handler._open()
+    _, backend = lease.call(place._open)
+    lease.call(backend.commit, Put(STATE, b"not what we wrote"))
 
 
 @contextmanager

@@ -171,6 +171,30 @@ def test_where_handlers_meet(tmp_path: Path) -> None:
             where(backend, endpoint)
 
 
+def test_what_etcd_gets(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("me:open:sesame\n")
+
+    def options(**given: Any) -> dict[str, Any]:
+        return create_handler(params("async-etcd", "a:1", **given))._options
+
+    assert options() == {}
+    assert options(secret_file=str(secret), read_timeout="7", tls_cert="c.pem", namespace="team") == {
+        "user": "me",
+        "password": "open:sesame",
+        "cert": "c.pem",
+        "key": "c.pem",
+        "namespace": "team",
+        "connect_timeout": 7.0,
+    }
+    for wrong in ({"secret_file": str(tmp_path / "none")}, {"secret_file": str(tmp_path)}):
+        with pytest.raises(ValueError, match="secret_file"):
+            options(**wrong)
+    secret.write_text("sesame")
+    with pytest.raises(ValueError, match="user:password"):
+        options(secret_file=str(secret))
+
+
 def test_a_secret_is_read_from_its_file(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("a long enough secret for everybody\n")
