@@ -11,7 +11,6 @@ from threading import Event
 
 import pytest
 
-from rendezvous_async.core.state import NODES
 from rendezvous_async.sync import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -22,7 +21,7 @@ from rendezvous_async.sync import (
     RendezvousTimeoutError,
     get_free_port,
 )
-from tests.blocking import PATIENCE, damage, in_thread, join_all, make_handler, serve_apart, wait_until
+from tests.blocking import PATIENCE, count_nodes, damage, in_thread, join_all, make_handler, serve_apart, wait_until
 
 _names = itertools.count()
 
@@ -48,13 +47,6 @@ def fail_and_shut_down(handler: RendezvousHandler) -> bool:
         raise RuntimeError("the workers failed")
     except RuntimeError:
         return handler.shutdown()
-
-
-def count_nodes(member: RendezvousHandler) -> int:
-    """Count the nodes that are here, at the barrier or in the round, as a member finds them."""
-    lease, place = member._open()
-    _, backend = lease.call(place._open)
-    return len(lease.call(backend.list, NODES).entries)
 
 
 def test_nodes_meet_and_share_a_store(handlers: list[RendezvousHandler]) -> None:
