@@ -237,7 +237,7 @@ class _Launcher:
             await anyio.sleep(RETRY)
 
     async def _tell_what_is_missing(self, waiting: anyio.CancelScope) -> None:
-        pause = 3.0
+        pause = 1.0
         with waiting:
             while not self._terminal.quiet:
                 await anyio.sleep(pause)

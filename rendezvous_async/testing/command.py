@@ -53,7 +53,8 @@ class Progress(msgspec.Struct, frozen=True):
 
 def play_all(seeds: range, nodes: int | None = None, processes: int = 1) -> Iterator[Progress]:
     """Play many seeds in some processes; yields how far it got, again and again."""
-    chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
+    size = max(1, min(CHUNK, len(seeds) // (4 * processes)))  # So that there is something to tell soon.
+    chunks = [seeds[start : start + size] for start in range(0, len(seeds), size)]
     done = Progress()
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_silence) as pool:
         for chunk, result in zip(chunks, pool.map(play, chunks, [nodes] * len(chunks)), strict=True):
@@ -72,16 +73,17 @@ def _silence() -> None:
     logging.disable(logging.CRITICAL)  # Nodes complain of every fault that the scenario puts in.
 
 
-def report(options: argparse.Namespace, command: str, say: Callable[[str], None]) -> int:
-    """Play what the options ask for; print each failure with the command that repeats it, and say how far it is."""
+def report(options: argparse.Namespace, command: str, show: Callable[[Progress], None]) -> int:
+    """Play what the options ask for; print each failure with the command that repeats it, and show how far it is."""
     seeds = range(options.first, options.first + options.seeds)
     done = Progress()
+    show(done)
     for done in play_all(seeds, options.nodes, options.processes):
         for seed, failure in done.failures:
             print(failure)
             nodes = "" if options.nodes is None else f" --nodes {options.nodes}"
             print(f"  repeat it: {command} --first {seed} --seeds 1{nodes}", flush=True)
-        say(str(done))
+        show(done)
     print(done)
     return 1 if done.failed else 0
 
@@ -96,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--processes", type=int, default=1, help="how many to play at once (default 1)")
     options = parser.parse_args(arguments)
 
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+    def show(done: Progress) -> None:
+        print(done, file=sys.stderr, flush=True)
 
-    return report(options, "python -m rendezvous_async.testing simulate", say)
+    return report(options, "python -m rendezvous_async.testing simulate", show)
