@@ -141,7 +141,8 @@ async def open_run(options: Namespace, run_id: str | None = None) -> AsyncIterat
     endpoint = endpoint_of(options)
     if endpoint.scheme == "file" and not await anyio.Path(endpoint.path).is_dir():
         raise Failure(Exit.UNREACHABLE, f"there is no directory {endpoint.path}")  # The backend would make one.
-    with anyio.move_on_after(options.timeout + 1) as scope:
+    # The backend keeps to the time itself, and then says what it tried; importing it may take a while, too.
+    with anyio.move_on_after(options.timeout + 5) as scope:
         backend = await backend_of(options, run_id, options.timeout, looks=True)
     if scope.cancelled_caught:
         raise Failure(Exit.UNREACHABLE, f"no answer from {shown(options)} within {options.timeout:g} s")

@@ -47,6 +47,8 @@ def test_doctor_says_what_cannot_be_reached(capsys: pytest.CaptureFixture[str]) 
     assert "is the server running" in result.out
     assert_one_line(rdzv(capsys, "doctor", "tcp://no.such.host.invalid"), 3, "looked up")
     assert_one_line(rdzv(capsys, "doctor", "nonsense"), 2, "nonsense")
+    assert_one_line(rdzv(capsys, "doctor", "memory://here"), 2, "one process")
+    assert_one_line(rdzv(capsys, "doctor", "file:///no/such/directory"), 3, "no directory")
     with taken_port() as port:  # Somebody listens there, and never says a word.
         assert_one_line(rdzv(capsys, "doctor", f"tcp://127.0.0.1:{port}", "--timeout", "0.5"), 3, "connection")
 
@@ -80,7 +82,19 @@ async def test_bench_measures_and_cleans_up() -> None:
     assert 0 < figures["detect_first_ms"] <= figures["detect_last_ms"]
 
 
+async def test_bench_with_a_wrong_secret(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("wrong")
+    async with serve("127.0.0.1", 0, secret="right") as server:
+        secret = ("--secret-file", str(tmp_path / "secret"))
+        async with command("bench", server.endpoint, "-q", *secret, merged=True) as bench:
+            assert await bench.code() == 3
+    assert len(bench.lines) == 1
+    assert "secret" in bench.lines[0]
+
+
 def test_bench_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert_one_line(rdzv(capsys, "bench", "nonsense", "-q"), 2, "nonsense")
+    assert_one_line(rdzv(capsys, "bench", "memory://here", "-q"), 2, "one process")
     nowhere = f"tcp://127.0.0.1:{free_port()}"
     assert_one_line(rdzv(capsys, "bench", nowhere, "-q", "--timeout", "0.3"), 3, "127.0.0.1")
     assert_one_line(rdzv(capsys, "bench", nowhere, "--nodes", "0"), 2, "'0'")
