@@ -17,6 +17,7 @@ __all__ = [
     "find_local_address",
     "get_free_port",
     "get_socket_with_port",
+    "is_only_here",
     "parse_rendezvous_endpoint",
 ]
 
@@ -89,13 +90,23 @@ def find_local_address(host: str | None = None, port: int = 9) -> str:
 
 def address_toward(endpoint: Endpoint) -> str:
     """Return the address of this machine that the other nodes can reach, as far as the endpoint tells."""
-    if endpoint.scheme == "memory":
-        return "127.0.0.1"
+    if is_only_here(endpoint):
+        return "127.0.0.1" if endpoint.scheme == "memory" else find_local_address(*endpoint.hosts[0])
     host, port = endpoint.hosts[0] if endpoint.hosts else (None, 0)
     address = find_local_address(host, port)
-    # All nodes of tcp://localhost are here. A local etcd may be one of a cluster, and the others may be elsewhere.
-    elsewhere = endpoint.scheme != "tcp" and ipaddress.ip_address(address).is_loopback
-    return find_local_address() if elsewhere else address
+    # The endpoint is on this machine, but the others may be elsewhere: a local etcd may be one of a cluster, and many
+    # systems have their own name stand for a loopback address.
+    return find_local_address() if ipaddress.ip_address(address).is_loopback else address
+
+
+def is_only_here(endpoint: Endpoint) -> bool:
+    """Tell whether all nodes of an endpoint must be on this machine: it is one that others cannot mean."""
+    if endpoint.scheme != "tcp":
+        return endpoint.scheme == "memory"
+    host = endpoint.hosts[0][0]
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def _source_toward(host: str, port: int) -> str | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import logging
+import socket
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rendezvous_async.addresses import address_toward, find_local_address
+from rendezvous_async.settings import parse_endpoint
 from rendezvous_async.sync import (
     RendezvousHandlerRegistry,
     RendezvousParameters,
@@ -193,6 +196,26 @@ def test_what_etcd_gets(tmp_path: Path) -> None:
     secret.write_text("sesame")
     with pytest.raises(ValueError, match="user:password"):
         options(secret_file=str(secret))
+
+
+def test_the_address_that_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_up = socket.getaddrinfo
+
+    def with_own_name_on_loopback(host: Any, *more: Any, **options: Any) -> Any:
+        """As the hosts file of many a system has it."""
+        return look_up("127.0.1.1" if host == "head" else host, *more, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", with_own_name_on_loopback)
+    out = find_local_address()
+    for endpoint, address in (
+        ("tcp://127.0.0.1", "127.0.0.1"),
+        ("tcp://localhost", "127.0.0.1"),
+        ("memory://here", "127.0.0.1"),
+        ("tcp://head", out),
+        ("etcd://127.0.0.1,elsewhere", out),
+        ("file:///tmp/meet", out),
+    ):
+        assert address_toward(parse_endpoint(endpoint)) == address
 
 
 def test_a_secret_is_read_from_its_file(tmp_path: Path) -> None:

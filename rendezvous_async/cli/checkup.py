@@ -12,7 +12,7 @@ import secrets
 import socket
 import ssl
 from argparse import Namespace
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from statistics import median
 from typing import Literal
@@ -21,7 +21,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from rendezvous_async.addresses import address_toward
+from rendezvous_async.addresses import address_toward, is_only_here
 from rendezvous_async.backends.base import Backend, Delete, Put
 from rendezvous_async.cli.endpoints import endpoint_of, open_run
 from rendezvous_async.cli.exits import Failure
@@ -54,7 +54,7 @@ class Finding(msgspec.Struct, frozen=True):
     unusable: bool = False
 
 
-async def examine(options: Namespace) -> AsyncIterator[Finding]:
+async def examine(options: Namespace) -> AsyncGenerator[Finding, None]:
     """Check an endpoint; yields each finding as soon as it is there."""
     endpoint = endpoint_of(options)
     for host, port in endpoint.hosts:
@@ -95,7 +95,13 @@ async def examine_host(host: str, port: int, endpoint: Endpoint, timeout: float)
         yield Finding("name", "wrong", f"{host} cannot be looked up: {text}", fix, unusable=True)
         return
     addresses = sorted({str(info[4][0]) for info in infos})
-    yield Finding("name", "ok", f"{host} is {', '.join(addresses)}")
+    found = f"{host} is {', '.join(addresses)}"
+    on_loopback = all(ipaddress.ip_address(address).is_loopback for address in addresses)
+    if endpoint.scheme == "tcp" and on_loopback and not is_only_here(endpoint):
+        fix = "if nodes run elsewhere, too: a server hosted under this name serves nobody else; see /etc/hosts here"
+        yield Finding("name", "warning", f"{found}, on this machine", fix)
+    else:
+        yield Finding("name", "ok", found)
     failures = []
     for address in addresses:
         began = anyio.current_time()
@@ -172,16 +178,12 @@ async def _this_host(endpoint: Endpoint, timeout: float) -> Finding:
     with anyio.move_on_after(timeout):
         address = await anyio.to_thread.run_sync(address_toward, endpoint, abandon_on_cancel=True)
         found = f"{name}; rdzv launch tells the other nodes to reach it at {address}"
-        if ipaddress.ip_address(address).is_loopback and not _on_loopback(endpoint):
+        if ipaddress.ip_address(address).is_loopback and not is_only_here(endpoint):
             fix = "give nodes on this machine an address that others can reach (address=, rdzv launch --address)"
-            return Finding("this host", "warning", f"{found}, which they cannot", fix)
+            return Finding("this host", "warning", f"{found}, which only this machine can", fix)
         return Finding("this host", "ok", found)
     fix = "check DNS and /etc/hosts on this machine"
     return Finding("this host", "warning", f"its own name {name!r} was not looked up within {timeout:g} s", fix)
-
-
-def _on_loopback(endpoint: Endpoint) -> bool:
-    return endpoint.scheme == "tcp" and endpoint.hosts[0][0] in ("localhost", "127.0.0.1", "::1")
 
 
 def _secrecy(endpoint: Endpoint) -> Finding:
@@ -189,7 +191,7 @@ def _secrecy(endpoint: Endpoint) -> Finding:
     if secret or tls:
         used = " and ".join(word for word, used in (("a secret", secret), ("TLS", tls)) if used)
         return Finding("security", "ok", f"the server takes {used}")
-    if _on_loopback(endpoint):
+    if is_only_here(endpoint):
         return Finding("security", "ok", "neither secret nor TLS, on loopback")
     return Finding(
         "security", "warning", "neither secret nor TLS: whoever reaches the port can do anything", "serve with a secret"
