@@ -21,15 +21,15 @@ def access_options(scheme: str, *, secret: str | None = None, **files: str | Non
     Raises:
         ValueError: This kind of endpoint has no use for them, or the secret is not one for it.
     """
-    named = {name: files[name] for name in TLS_FILES if files.get(name) is not None}
+    named = {name: file for name in TLS_FILES if (file := files.get(name)) is not None}
     options: dict[str, str] = {}
     match scheme:
         case "tcp":
-            options |= {name: file for name, file in named.items() if file is not None}
+            options |= named
             if secret is not None:
                 options["secret"] = secret
         case "etcd" | "etcds":
-            options |= {name.removeprefix("tls_"): file for name, file in named.items() if file is not None}
+            options |= {name.removeprefix("tls_"): file for name, file in named.items()}
             if "cert" in options:
                 options.setdefault("key", options["cert"])  # One file may hold both.
             if secret is not None:

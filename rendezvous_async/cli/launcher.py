@@ -167,7 +167,7 @@ class _Launcher:
         members = await world.members()
         workers = [int(member.labels.get(NPROC, "1")) for member in members]
         if world.rank == 0:
-            await world.store.set("master_port", str(get_free_port()))
+            await world.store.set("master_port", str(await anyio.to_thread.run_sync(get_free_port)))
         port = (await world.store.get("master_port")).decode()
         common = {
             "WORLD_SIZE": str(sum(workers)),
