@@ -198,6 +198,30 @@ def test_what_etcd_gets(tmp_path: Path) -> None:
         options(secret_file=str(secret))
 
 
+def test_what_tcp_gets() -> None:
+    def options(endpoint: str = "localhost:1", **given: Any) -> dict[str, Any]:
+        return create_handler(params("async-tcp", endpoint, **given))._options
+
+    assert options() == {"connect_timeout": 60.0}
+    assert options(is_host="no", insecure="1", data_dir="d", read_timeout=5, timeout=900, shared="true") == {
+        "is_host": False,
+        "insecure": True,
+        "data_dir": "d",
+        "connect_timeout": 5.0,
+    }
+    assert options("tcp://localhost:1?is_host=true&connect_timeout=3") == {}
+    for wrong in ({"is_host": "maybe"}, {"read_timeout": "0"}):
+        with pytest.raises(ValueError):
+            options(**wrong)
+
+
+def test_a_whole_endpoint_is_used_as_it_is() -> None:
+    endpoint = f"tcp://127.0.0.1:{get_free_port()}?is_host=true&connect_timeout=7"
+    handler = create_handler(RendezvousParameters("async-tcp", endpoint, "run", 1, 1))
+    assert handler.next_rendezvous().world_size == 1
+    assert handler.shutdown()
+
+
 def test_the_address_that_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     look_up = socket.getaddrinfo
 

@@ -138,7 +138,7 @@ def make_handler(params: RendezvousParameters) -> RendezvousHandler:
         settings,
         local_addr=params.local_addr,
         labels=labels,
-        **_options(kind, params),
+        **_options(kind, params, endpoint),
     )
 
 
@@ -173,27 +173,21 @@ def find_endpoint(kind: str, params: RendezvousParameters) -> Endpoint:
             return parse_endpoint(f"{kind}://{text}")
 
 
-def _options(kind: str, params: RendezvousParameters) -> dict[str, Any]:
-    """Return the options of the endpoint."""
-    kinds = ("data_dir", "shared", *TLS_FILES)
-    given = {name: params.get(name) for name in kinds if name in _KIND_OPTIONS[kind] and params.get(name) is not None}
+def _options(kind: str, params: RendezvousParameters, endpoint: Endpoint) -> dict[str, Any]:
+    """Return the options of the endpoint that its query does not have: those that were given, and few defaults."""
+    known = _KIND_OPTIONS[kind] | {"namespace"}
+    given = {name: value for name, value in params.config.items() if name in known and value is not None}
     files = {name: given.pop(name) for name in TLS_FILES if name in given}
-    options: dict[str, Any] = given | access_options(kind, secret=_read_secret(kind, params), **files)
-    if params.get("namespace") is not None:
-        options["namespace"] = params.get("namespace")
-    if kind == "tcp":
-        is_host = params.get_as_bool("is_host")
-        options["is_host"] = "auto" if is_host is None else is_host
-        options["insecure"] = bool(params.get_as_bool("insecure", False))
-    if kind == "tcp" or (kind == "etcd" and params.get("read_timeout") is not None):
+    path = given.pop("secret_file", None)
+    options = given | access_options(kind, secret=None if path is None else _read_secret(path), **files)
+    options |= {name: params.get_as_bool(name) for name in ("is_host", "insecure") if name in given}
+    patient = kind == "tcp" and "connect_timeout" not in endpoint.options
+    if patient or (kind in ("tcp", "etcd") and params.get("read_timeout") is not None):
         options["connect_timeout"] = read_timeout(params).total_seconds()
     return options
 
 
-def _read_secret(kind: str, params: RendezvousParameters) -> str | None:
-    path = params.get("secret_file")
-    if path is None or "secret_file" not in _KIND_OPTIONS[kind]:
-        return None
+def _read_secret(path: str) -> str:
     try:
         return Path(path).read_text().strip()
     except OSError as error:
