@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -67,7 +68,9 @@ def test_launched_worker(tmp_path: Path) -> None:
     worker = [sys.executable, str(EXAMPLES / "launched_worker.py"), "3", str(tmp_path / "step")]
     launch = [sys.executable, "-m", "rendezvous_async", "launch", endpoint, "--run-id", "sum", "--nodes", "2"]
     commands = ([*launch, "--", *worker], [*launch, "--nproc-per-node", "2", "--", *worker])
-    launchers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    # Unbuffered, a line and its end are two writes, and between them another worker's may come.
+    whole_lines = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    launchers = [subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=whole_lines) for line in commands]
     outputs = [launcher.communicate(timeout=120)[0] for launcher in launchers]
     assert [launcher.returncode for launcher in launchers] == [0, 0]
     lines = sorted(line for output in outputs for line in output.splitlines())
