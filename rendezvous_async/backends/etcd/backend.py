@@ -105,6 +105,7 @@ class EtcdBackend(Backend):
             logger.exception("the background task of %r failed", self)
             self._cluster.closed = True
         finally:
+            self._commits.close()
             self._keep_alives.close()
             self._feeds.close()
 
