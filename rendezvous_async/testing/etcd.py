@@ -151,13 +151,18 @@ class EtcdMember:
         answer: dict[str, Any] = json.loads(self._fetch(request))
         return answer
 
-    def metric(self, name: str) -> float:
+    def metric(self, name: str, **labels: str) -> float:
         """Return one of this member's own counters, for example ``etcd_debugging_mvcc_watcher_total``; blocks.
 
-        One that is kept by labels, such as ``grpc_server_handled_total``, is summed over them.
+        One that is kept by labels, such as ``grpc_server_handled_total``, is summed over all that are not given.
         """
         lines = self._fetch(urllib.request.Request(self.url + "/metrics")).decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith((name + " ", name + "{")))
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        return sum(
+            float(line.split()[-1])
+            for line in lines
+            if line.startswith((name + " ", name + "{")) and all(each in line for each in wanted)
+        )
 
     def _fetch(self, request: urllib.request.Request) -> bytes:
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]

@@ -3,8 +3,8 @@
 A read may be answered by a call that was sent after the read was asked for, whoever sent it. So while a call for a name
 is under way, whoever wants the same gathers for the next one. A read of a past revision may be answered by any call.
 
-Nor do a thousand tasks that each read a key of their own at the same moment, all in one directory (their seats, say): if
-there is not much more in it, the directory is read once.
+Nor do a thousand tasks that each read a key of their own at the same moment, all in one directory (their seats, say):
+if there is not much more in it, the directory is read once.
 """
 
 from __future__ import annotations
