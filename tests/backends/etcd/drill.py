@@ -296,7 +296,8 @@ class Drill:
                 true = written.get((prefix + entry.key, entry.token.revision))
                 assert entry.value == true, f"a watch brought {entry}, and etcd says {true!r}"
             load = {key: value for key, value in reader.view.items() if key.startswith("load/")}
-            assert load == {key: value for key, value in stands.items() if key.startswith("load/")}
+            true_load = {key: value for key, value in stands.items() if key.startswith("load/")}
+            assert load == true_load, f"a watch ended with {load}, and etcd holds {true_load}"
 
 
 async def play(cluster: EtcdCluster, seed: int, faults: Sequence[str], clients: int = 2) -> Drill:
