@@ -150,7 +150,11 @@ class Node:
 
 
 class Drill:
-    """The nodes, the clients and what happened; ``judge()`` tells whether every promise was kept."""
+    """The nodes, the clients and what happened; ``judge()`` tells whether every promise was kept.
+
+    Attributes:
+        stopped: Whether clients shall end.
+    """
 
     def __init__(self, cluster: EtcdCluster, min_nodes: int, max_nodes: int) -> None:
         self.cluster = cluster
@@ -162,7 +166,7 @@ class Drill:
         self.chronicle = Chronicle(cluster.members, self._committed_in_thread)
         self._witness = Witness(self.history)
         self._news = Notice()
-        self._stopped = False
+        self.stopped = False
         self._started = 0
         self._pending: list[list[Entry]] = []
         self._wake: Callable[[], object] = lambda: None
@@ -252,14 +256,14 @@ class Drill:
 
     async def call(self, client: Client) -> None:
         """Let a client make calls until the drill is over."""
-        while not self._stopped:
+        while not self.stopped:
             await client.step()
             await anyio.sleep(PACE)
 
     async def come_and_go(self, backend: Backend) -> None:
         """Put a key and delete it, again and again, for the watches; it ends deleted."""
         number = 0
-        while not self._stopped:
+        while not self.stopped:
             number += 1
             await backend.commit(Put("load/coming", b"%d" % number))
             await backend.commit(Delete("load/coming"))
@@ -271,11 +275,6 @@ class Drill:
             reader = Reader(watch, *names)
             self.watched.append(reader)
             await reader.until("the end of the drill", lambda view: "load/end" in view)
-
-    async def finish(self, backend: Backend) -> None:
-        """Stop the clients, and write the last key that watches look for."""
-        self._stopped = True
-        await backend.commit(Put("load/end", b""))
 
     async def catch_up(self) -> None:
         """Wait until the chronicle has everything."""
@@ -320,19 +319,22 @@ async def play(cluster: EtcdCluster, seed: int, faults: Sequence[str], clients: 
             for _ in range(clients)
         ]
         async with anyio.create_task_group() as nodes:
-            async with anyio.create_task_group() as group:
-                for number, backend in enumerate(backends):
-                    client = Client(number, backend, random.Random(rng.random()), drill.operations, "load/")
-                    drill.clients.append(client)
-                    group.start_soon(drill.call, client)
-                    group.start_soon(drill.look_on, backend, "load/")
-                    group.start_soon(drill.look_on, backend, "state", "nodes/", "load/")
-                group.start_soon(drill.come_and_go, backends[0])
-                for number, fault in enumerate(faults):
-                    when = (drill.form, drill.hold, drill.form_again)[number % 3]
-                    await when(nodes, partial(FAULTS[fault], cluster, rng))
-                    await to_thread.run_sync(partial(cluster.wait_ready, timeout=60))
-                await drill.finish(backends[0])
+            async with anyio.create_task_group() as watches:
+                for backend in backends:
+                    watches.start_soon(drill.look_on, backend, "load/")
+                    watches.start_soon(drill.look_on, backend, "state", "nodes/", "load/")
+                async with anyio.create_task_group() as writers:
+                    writers.start_soon(drill.come_and_go, backends[0])
+                    for number, backend in enumerate(backends):
+                        client = Client(number, backend, random.Random(rng.random()), drill.operations, "load/")
+                        drill.clients.append(client)
+                        writers.start_soon(drill.call, client)
+                    for number, fault in enumerate(faults):
+                        when = (drill.form, drill.hold, drill.form_again)[number % 3]
+                        await when(nodes, partial(FAULTS[fault], cluster, rng))
+                        await to_thread.run_sync(partial(cluster.wait_ready, timeout=60))
+                    drill.stopped = True
+                await backends[0].commit(Put("load/end", b""))
             await drill.dismiss()
         await drill.catch_up()
     drill.judge()
