@@ -24,6 +24,7 @@ from rendezvous_async.backends.etcd.faults import (
     Fault,
     answer_of,
     describe,
+    is_final,
     judge,
 )
 from rendezvous_async.backends.etcd.options import Options
@@ -105,10 +106,10 @@ class Cluster:
     Args:
         endpoint: Where the members are.
         options: Timeouts, user and password, certificates.
-        random: Which member to begin with, and how long to pause between attempts.
+        rng: Which member to begin with, and how long to pause between attempts.
     """
 
-    def __init__(self, endpoint: Endpoint, options: Options, random: Random) -> None:
+    def __init__(self, endpoint: Endpoint, options: Options, rng: Random) -> None:
         self.endpoint = endpoint
         self.call_timeout = options.call_timeout
         self.connect_timeout = options.connect_timeout
@@ -118,9 +119,9 @@ class Cluster:
         self.closed = False
         self._user = options.user
         self._password = options.password
-        self._random = random
+        self._rng = rng
         self._members = [Member(format_address(*host), options.credentials) for host in endpoint.hosts]
-        self._member = random.choice(self._members)
+        self._member = rng.choice(self._members)
         self._moved: list[Callable[[], None]] = []
         self._token: str | None = None
         self._renewing = anyio.Lock()
@@ -189,6 +190,7 @@ class Cluster:
                 )
             except (rpc.AioRpcError, ConnectionTornError) as error:
                 fault, text = judge(error, has_user=self.has_user), describe(error)
+                final = is_final(error, fault)
             else:
                 member.trouble, member.hopeless = "", False
                 return response
@@ -205,10 +207,10 @@ class Cluster:
                         raise self._unreachable(name, anyio.current_time() - started)
                     if failures % len(self._members) == 0:
                         left = deadline - anyio.current_time()
-                        await anyio.sleep(max(0.0, min(left, pause * self._random.uniform(0.5, 1.0))))
+                        await anyio.sleep(max(0.0, min(left, pause * self._rng.uniform(0.5, 1.0))))
                         pause = min(2 * pause, LONGEST_PAUSE)
                 case _:
-                    raise EtcdRefusedError(f"etcd at {member.address} refused {name}: {text}", fault)
+                    raise EtcdRefusedError(f"etcd at {member.address} refused {name}: {text}", fault, final=final)
 
     async def renew(self, stale: str | None, deadline: float | None = None) -> None:
         """Get an auth token, unless somebody has replaced the stale one already."""
@@ -241,7 +243,8 @@ class Cluster:
         if version < OLDEST_VERSION:
             oldest = ".".join(map(str, OLDEST_VERSION))
             raise RendezvousConnectionError(
-                f"etcd at {self._member.address} is version {status.version or 'unknown'}; {oldest} or newer is needed"
+                f"etcd at {self._member.address} is version {status.version or 'unknown'}; {oldest} or newer is needed",
+                final=True,
             )
 
     async def aclose(self) -> None:
@@ -252,4 +255,7 @@ class Cluster:
 
     def _unreachable(self, name: str, seconds: float) -> RendezvousConnectionError:
         tried = [f"{member.address}: {member.trouble or 'not asked'}" for member in self._members]
-        return RendezvousConnectionError(f"no usable answer from {self.endpoint} to {name} in {seconds:.1f} s", tried)
+        final = all(member.hopeless for member in self._members)
+        return RendezvousConnectionError(
+            f"no usable answer from {self.endpoint} to {name} in {seconds:.1f} s", tried, final=final
+        )

@@ -43,12 +43,12 @@ _NO_LEASE = 2**63 - 1
 """An id that is never granted, for sessions whose id is not even one of ours."""
 
 
-async def grant(cluster: Cluster, random: Random, ttl: int) -> tuple[int, int]:
+async def grant(cluster: Cluster, rng: Random, ttl: int) -> tuple[int, int]:
     """Have a lease granted; return its id and TTL.
 
     The id is ours to choose, so that a request that is sent again does not leave a second lease behind.
     """
-    lease = random.getrandbits(62) + 1
+    lease = rng.getrandbits(62) + 1
     try:
         answer = await cluster.call("LeaseGrant", rpc.LeaseGrantRequest(TTL=ttl, ID=lease))
     except EtcdRefusedError as error:
@@ -89,13 +89,13 @@ class Commits:
     """Makes commits; ``run()`` is run by the backend's owner task."""
 
     def __init__(
-        self, cluster: Cluster, history: History, keep_alives: KeepAlives, namespace: str, random: Random
+        self, cluster: Cluster, history: History, keep_alives: KeepAlives, namespace: str, rng: Random
     ) -> None:
         self._cluster = cluster
         self._history = history
         self._keep_alives = keep_alives
         self._namespace = namespace
-        self._random = random
+        self._rng = rng
         self._page: _Page | None = None
         self._batches = Batches(cluster)
         self._turning = anyio.Lock()
@@ -262,7 +262,7 @@ class Commits:
             return page
         async with self._turning:
             if self._page is page:
-                lease, _ = await grant(self._cluster, self._random, PAGE_TTL)
+                lease, _ = await grant(self._cluster, self._rng, PAGE_TTL)
                 self._page = _Page(self._namespace, lease)
             assert self._page is not None
             return self._page

@@ -17,7 +17,7 @@ from grpc.aio import UsageError
 
 from rendezvous_async.errors import RendezvousConnectionError
 
-__all__ = ["ConnectionTornError", "EtcdRefusedError", "Fault", "answer_of", "describe", "judge"]
+__all__ = ["ConnectionTornError", "EtcdRefusedError", "Fault", "answer_of", "describe", "is_final", "judge"]
 
 T = TypeVar("T")
 
@@ -31,6 +31,15 @@ _ELSEWHERE = frozenset(
         rpc.StatusCode.CANCELLED,
     }
 )
+_FINAL = frozenset(
+    {
+        rpc.StatusCode.UNAUTHENTICATED,
+        rpc.StatusCode.PERMISSION_DENIED,
+        rpc.StatusCode.INVALID_ARGUMENT,
+        rpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+"""Who is refused with one of these will be refused again: a wrong password, no permission, no etcd at all."""
 _HOPELESS = {
     "certificate_verify_failed": "the server's certificate is not signed by the given ca",
     "hostname verification check failed": "the server's certificate is for another name",
@@ -68,9 +77,9 @@ class Fault(Enum):
 class EtcdRefusedError(RendezvousConnectionError):
     """etcd answered, and the answer is no; ``fault`` says of what kind."""
 
-    def __init__(self, message: str, fault: Fault) -> None:
+    def __init__(self, message: str, fault: Fault, *, final: bool = False) -> None:
         self.fault = fault
-        super().__init__(message)
+        super().__init__(message, final=final)
 
 
 class ConnectionTornError(Exception):
@@ -99,6 +108,11 @@ def judge(error: Exception, *, has_user: bool) -> Fault:
     if "too many requests" in text:
         return Fault.ELSEWHERE
     return Fault.REFUSED
+
+
+def is_final(error: Exception, fault: Fault) -> bool:
+    """Tell whether to try again later is no use either."""
+    return fault is Fault.REFUSED and isinstance(error, rpc.AioRpcError) and error.code() in _FINAL
 
 
 def describe(error: Exception) -> str:

@@ -236,6 +236,7 @@ class Feeds(Stream):
             error = EtcdRefusedError(
                 f"etcd at {self._cluster.member.address} refused a watch of {feed.name}: {response.cancel_reason}",
                 Fault.REFUSED,
+                final=True,
             )
             for watch in tuple(feed.watches):
                 watch.fail(error)

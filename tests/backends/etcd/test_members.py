@@ -8,8 +8,9 @@ import anyio
 import pytest
 from anyio import to_thread
 
+import rendezvous_async as rdzv
 from rendezvous_async.backends import Backend, open_backend
-from rendezvous_async.backends.base import Condition, Delete, Put, Session, Token, Watch
+from rendezvous_async.backends.base import Condition, Delete, Put, Token, Watch
 from rendezvous_async.backends.etcd import EtcdBackend
 from rendezvous_async.testing.conformance.check import Reader
 from rendezvous_async.testing.etcd import EtcdCluster, EtcdMember, start_etcd
@@ -23,32 +24,25 @@ def in_use(backend: Backend, cluster: EtcdCluster) -> EtcdMember:
     return next(member for member in cluster.members if member.address == address)
 
 
-async def keep(session: Session) -> None:
-    """Keep a session alive as a node does, once a second with a second for each answer; fail if the time runs out."""
-    while True:
-        with anyio.move_on_after(1):
-            await session.keep_alive()
-        assert anyio.current_time() < session.deadline, "out by its own clock"
-        await anyio.sleep(0.2)
-
-
 @pytest.mark.parametrize("what", ["freeze", pytest.param("kill", marks=pytest.mark.slow)])
 async def test_a_member_that_goes_is_left_in_time_for_a_session_of_5_seconds(what: str) -> None:
+    """A node holds its world all the while, and its client goes on."""
     async with (
         start_etcd(3) as cluster,
-        open_backend(cluster.endpoint, run_id="left", call_timeout=1) as backend,
+        rdzv.connect(cluster.endpoint, run_id="left", nodes=1, call_timeout=1) as rendezvous,
         open_backend(cluster.endpoint, run_id="left", call_timeout=1) as other,
-        backend.watch("a", "b") as watch,
     ):
-        session = await backend.open_session(5)
-        reader = Reader(watch, "a", "b")
-        await reader.read()
-        async with anyio.create_task_group() as group:
-            group.start_soon(keep, session)
+        world = await rendezvous.join()
+        assert rendezvous._owner is not None
+        backend = rendezvous._owner.backend
+        assert backend is not None
+        async with backend.watch("a", "b") as watch:
+            reader = Reader(watch, "a", "b")
+            await reader.read()
             for number, member in enumerate((in_use(backend, cluster), cluster.leader())):
                 getattr(member, what)()
                 with anyio.fail_after(8):
-                    await backend.commit(Put("a", b"%d" % number, session.id))
+                    await backend.commit(Put("a", b"%d" % number))
                     await other.commit(Put("b", b"%d" % number))
                     await reader.until_value("a", b"%d" % number)
                     await reader.until_value("b", b"%d" % number)
@@ -57,8 +51,7 @@ async def test_a_member_that_goes_is_left_in_time_for_a_session_of_5_seconds(wha
                 else:
                     member.start()
                 await to_thread.run_sync(cluster.wait_ready)
-            group.cancel_scope.cancel()
-        assert not session.lost.is_set()
+        assert world.change is None
 
 
 class Load:
