@@ -3,7 +3,9 @@
 A list of members in one gRPC target would do the same with less say: names could not be in it, a frozen member would be
 left only after 8 s of missed pings, and errors would not tell which member they are of. So every member has a channel
 of its own. A call that gets no answer within ``call_timeout`` is sent again to the next member, for ``connect_timeout``
-in all; the streams move along. Whether a write that is sent again is safe is the caller's business (see commits.py).
+in all; the streams move along. When no member has answered, all get twice the time: a cluster that is slow is not
+helped by being asked again and again. Whether a write that is sent again is safe is the caller's business (see
+commits.py).
 """
 
 from __future__ import annotations
@@ -183,11 +185,10 @@ class Cluster:
             left = deadline - anyio.current_time()
             if left <= 0:
                 raise self._unreachable(name, anyio.current_time() - started)
+            patience = min(self.call_timeout * 2 ** (failures // len(self._members)), left)
             try:
                 self.calls += 1
-                response = await answer_of(
-                    member.method(name)(request, timeout=min(self.call_timeout, left), metadata=self.metadata)
-                )
+                response = await answer_of(member.method(name)(request, timeout=patience, metadata=self.metadata))
             except (rpc.AioRpcError, ConnectionTornError) as error:
                 fault, text = judge(error, has_user=self.has_user), describe(error)
                 final = is_final(error, fault)

@@ -310,8 +310,11 @@ class Feeds(Stream):
         # Servers drop the question while a feed catches up; a stream on which nothing comes at all is dead.
         while True:
             await self._barrier_begun.wait()
+            looked_at = anyio.current_time()
             await anyio.sleep(ASK_AGAIN_AFTER)
             now = anyio.current_time()
+            if now - looked_at > 2 * ASK_AGAIN_AFTER:
+                self._heard_at = max(self._heard_at, looked_at)  # We stood still; what has come may not be read yet.
             if not self._barrier.phase:
                 self._barrier_begun = anyio.Event()
             elif now - self._heard_at > self._cluster.call_timeout:

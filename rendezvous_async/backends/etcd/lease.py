@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["EtcdSession", "KeepAlives", "lease_id", "session_id"]
 
 SHORTEST_STALL = 0.5
+LONGEST_PATIENCE = 8
+"""How many times longer than at first to wait when no member answers: a cluster that is slow needs its time."""
 
 
 def session_id(lease: int) -> str | None:
@@ -49,6 +51,7 @@ class KeepAlives(Stream):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self._stall = cluster.call_timeout
+        self._patience = 1
         self._asked: dict[int, deque[asyncio.Future[int]]] = {}
         self._sent_at: deque[float] = deque()
         self._closed = False
@@ -102,6 +105,7 @@ class KeepAlives(Stream):
                 del self._asked[lease]
 
     def _received(self, response: Any) -> None:
+        self._patience = 1
         if self._sent_at:
             self._sent_at.popleft()
         answers = self._asked.get(response.ID)
@@ -114,10 +118,15 @@ class KeepAlives(Stream):
 
     async def _watch_over(self) -> None:
         while True:
-            await anyio.sleep(self._stall / 4)
-            if self._sent_at and anyio.current_time() - self._sent_at[0] > self._stall:
-                member = self._cluster.member
-                self._cluster.leave(member, f"no answer to a keep-alive in {self._stall:g} s")
+            looked_at, stall = anyio.current_time(), self._stall * self._patience
+            await anyio.sleep(stall / 4)
+            now = anyio.current_time()
+            if now - looked_at > stall / 2:
+                # This process stood still itself: there may be answers that it has not read yet.
+                self._sent_at = deque(now for _ in self._sent_at)
+            elif self._sent_at and now - self._sent_at[0] > stall:
+                self._patience = min(2 * self._patience, LONGEST_PATIENCE)  # until there is an answer again
+                self._cluster.leave(self._cluster.member, f"no answer to a keep-alive in {stall:g} s")
                 self.reopen("no answer to a keep-alive")
                 return
 

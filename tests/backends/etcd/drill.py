@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
+from typing import Any
 
 import anyio
 from anyio import to_thread
@@ -36,13 +37,13 @@ from tests.backends.registers import Client
 __all__ = ["FAULTS", "Drill", "play"]
 
 RUN = "drill"
-OPTIONS = {"call_timeout": 1, "connect_timeout": 30}
+OPTIONS: dict[str, Any] = {"call_timeout": 1, "connect_timeout": 30}
 INTERVAL, ATTEMPTS = 1.0, 6
 SETTLED_WITHIN = 60
 PACE = 0.005
 """Seconds between two calls of a client, so that a history stays short enough to be searched."""
 
-MemberFault = Callable[[EtcdCluster, random.Random], Awaitable[None]]
+MemberFault = Callable[[EtcdCluster, random.Random], Coroutine[Any, Any, None]]
 
 
 async def kill_leader(cluster: EtcdCluster, rng: random.Random) -> None:
@@ -217,7 +218,7 @@ class Drill:
         names = tuple(sorted(self.nodes))
         self.add(lambda now: Settled(now, names, tuple(self._witness.roster)))
 
-    async def form(self, group: TaskGroup, fault: Callable[[], Awaitable[None]]) -> None:
+    async def form(self, group: TaskGroup, fault: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Let a round form of new nodes, and do it to the cluster when the first of them has arrived."""
         await self.dismiss()
         self.start(group)
@@ -228,12 +229,12 @@ class Drill:
                 self.start(group)
         await self.settle()
 
-    async def hold(self, group: TaskGroup, fault: Callable[[], Awaitable[None]]) -> None:
+    async def hold(self, group: TaskGroup, fault: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do it to the cluster while a round is held, which may end it or not; then there is a round."""
         await fault()
         await self.settle()
 
-    async def form_again(self, group: TaskGroup, fault: Callable[[], Awaitable[None]]) -> None:
+    async def form_again(self, group: TaskGroup, fault: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Let one node go and another one come, and do it to the cluster meanwhile."""
         async with anyio.create_task_group() as trouble:
             trouble.start_soon(fault)

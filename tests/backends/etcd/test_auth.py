@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import urllib.error
 from collections.abc import Iterator
+from typing import Any
 
 import anyio
 import pytest
@@ -64,7 +65,7 @@ async def expire_tokens(cluster: EtcdCluster) -> None:
     ],
     ids=["wrong password", "unknown user", "no user", "no permission", "another prefix"],
 )
-async def test_who_may_not_is_told_so(secured: EtcdCluster, options: dict[str, str], says: str) -> None:
+async def test_who_may_not_is_told_so(secured: EtcdCluster, options: dict[str, Any], says: str) -> None:
     with anyio.fail_after(10), pytest.raises(RendezvousConnectionError, match=says) as caught:
         async with open_backend(secured.endpoint, run_id="run", **options):
             pass

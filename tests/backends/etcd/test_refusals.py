@@ -9,6 +9,7 @@ import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import grpc.aio
@@ -26,7 +27,7 @@ from rendezvous_async.testing.etcd import EtcdCluster, start_etcd
 TIMEOUT = 0.7
 
 
-async def refusal(endpoint: str, *, final: bool = False, **options: object) -> str:
+async def refusal(endpoint: str, *, final: bool = False, **options: Any) -> str:
     """Return the error that opening a backend raises, having checked that it comes in time.
 
     Where trying again is no use, a node that joins must be told as soon.
