@@ -1,6 +1,6 @@
 """How fast the etcd backend is, next to bare gRPC stubs against the same etcd in the same run.
 
-    python -m tests.benchmarks.bench_etcd [calls] [formation] [--repeat 5] [--commits 3000] [--processes 2]
+    python -m tests.benchmarks.bench_etcd [calls] [formation] [--quick] [--repeat 5] [--processes 2]
 
 One JSON line for each figure: the median of all repeats for ours and for the bare stubs, and what etcd counted.
 Needs an etcd (see rendezvous_async.testing.etcd); data on disk, fsync on.
@@ -229,16 +229,21 @@ def run_formation(etcd: EtcdCluster, repeat: int, processes: int) -> None:
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", choices=["calls", "formation", []])
+    parser.add_argument("parts", nargs="*", metavar="calls|formation", help="what to measure; all by default")
+    parser.add_argument("--quick", action="store_true", help="once, with fewer commits")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--commits", type=int, default=3000)
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=2, help="of clients, in formation")
     arguments = parser.parse_args()
+    parts = arguments.parts or ["calls", "formation"]
+    if unknown := set(parts) - {"calls", "formation"}:
+        parser.error(f"there is no {unknown.pop()!r}")
+    repeat, commits = (1, 300) if arguments.quick else (arguments.repeat, arguments.commits)
     async with start_etcd() as etcd:
-        if "calls" in arguments.what or not arguments.what:
-            await run(etcd, arguments.repeat, arguments.commits)
-        if "formation" in arguments.what or not arguments.what:
-            await to_thread.run_sync(run_formation, etcd, arguments.repeat, arguments.processes)
+        if "calls" in parts:
+            await run(etcd, repeat, commits)
+        if "formation" in parts:
+            await to_thread.run_sync(run_formation, etcd, repeat, arguments.processes)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import random
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from time import perf_counter
 
 import anyio
@@ -143,4 +144,4 @@ async def main(kind: str, endpoint: str, run: str, nodes: str, first: str, count
 
 
 if __name__ == "__main__":
-    anyio.run(main, *sys.argv[1:])
+    anyio.run(partial(main, *sys.argv[1:]))
