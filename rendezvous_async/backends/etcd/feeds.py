@@ -205,7 +205,7 @@ class Feeds(Stream):
         if not feed.start:
             feed.start = revision + 1
             for watch in feed.watches:
-                watch.wake()
+                watch.feed_started()
 
     def _deliver(self, feed: Feed, events: list[Any]) -> None:
         entries = [self._entry(event) for event in events]

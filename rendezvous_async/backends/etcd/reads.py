@@ -84,7 +84,7 @@ class Reads:
                 return flight.answer
 
     async def _among_siblings(self, name: str, revision: int) -> _Answer | None:
-        """Return what stands at a key if its directory is read anyway; None if it is better read alone."""
+        """Return what stands at a key together with others that want it, or its siblings; None to read it alone."""
         directory = name[: name.rindex("/") + 1]
         what = (directory, revision)
         siblings = self._siblings.get(what)
@@ -98,7 +98,9 @@ class Reads:
                 await checkpoint()  # Whoever was woken by the same event as this task has asked when it is back.
                 del self._siblings[what]
                 if len(siblings.names) >= MANY_SIBLINGS:
-                    siblings.answer = await self._read_directory(directory, revision, STRANGERS * len(siblings.names))
+                    siblings.answer = await self._read_many(directory, revision, STRANGERS * len(siblings.names))
+                elif len(siblings.names) == 1:
+                    siblings.answer = await self._read_many(name, revision, 1)
             finally:
                 if self._siblings.get(what) is siblings:
                     del self._siblings[what]
@@ -109,9 +111,9 @@ class Reads:
         pair = found.get(name.encode())
         return _Answer(header, [] if pair is None else [pair])
 
-    async def _read_directory(self, directory: str, revision: int, limit: int) -> tuple[Any, dict[bytes, Any]] | None:
-        """Return what is in a directory, by key; None if that is more than ``limit``, or not to be had."""
-        key, end = key_range(directory)
+    async def _read_many(self, name: str, revision: int, limit: int) -> tuple[Any, dict[bytes, Any]] | None:
+        """Return what is under a name, by key; None if that is more than ``limit``, or not to be had."""
+        key, end = key_range(name)
         request = rpc.RangeRequest(key=key, range_end=end, revision=revision, serializable=True, limit=limit)
         try:
             answer = await self._cluster.call("Range", request)
