@@ -28,7 +28,7 @@ from anyio import to_thread
 
 from rendezvous_async.backends import Backend, open_backend
 from rendezvous_async.backends.base import Condition, Put
-from rendezvous_async.testing.etcd import EtcdCluster, EtcdMember, start_etcd
+from rendezvous_async.testing.etcd import EtcdCluster, start_etcd
 
 VALUE = b"v" * 64
 
@@ -165,8 +165,8 @@ class ClientProcess:
         print(file=self._process.stdin, flush=True)
 
     def end(self) -> None:
-        self.go_on()
-        self._process.communicate(timeout=60)
+        self._process.kill()
+        self._process.communicate()
 
     def cpu(self) -> float:
         return cpu_of(self._process.pid)
@@ -181,8 +181,9 @@ def cpu_of(pid: int) -> float:
     return total / 1e9
 
 
-def form(member: EtcdMember, endpoint: str, kind: str, run: str, nodes: int, processes: int) -> dict[str, float]:
+def form(etcd: EtcdCluster, kind: str, nodes: int, processes: int) -> dict[str, float]:
     """Let one world form, and return what it took."""
+    member = etcd.members[0]
     assert member.process is not None
 
     def counts() -> tuple[float, float, float]:
@@ -192,7 +193,7 @@ def form(member: EtcdMember, endpoint: str, kind: str, run: str, nodes: int, pro
 
     share = -(-nodes // processes)
     firsts = range(0, nodes, share)
-    clients = [ClientProcess(kind, endpoint, run, nodes, n, min(share, nodes - n)) for n in firsts]
+    clients = [ClientProcess(kind, etcd.endpoint, "bench", nodes, n, min(share, nodes - n)) for n in firsts]
     for client in clients:
         assert client.read() == "ready"
     before, etcd_cpu, clients_cpu = counts(), cpu_of(member.process.pid), sum(client.cpu() for client in clients)
@@ -214,13 +215,13 @@ def form(member: EtcdMember, endpoint: str, kind: str, run: str, nodes: int, pro
     }
 
 
-def run_formation(etcd: EtcdCluster, repeat: int, processes: int) -> None:
+def run_formation(repeat: int, processes: int) -> None:
     for nodes in (64, 256, 1000):
         results: dict[str, list[dict[str, float]]] = {"handler": [], "bare": []}
-        for turn in range(repeat):  # in turns, so that both see the same noise
+        for _ in range(repeat):  # in turns, so that both see the same noise
             for kind, figures in results.items():
-                run = f"{kind}-{nodes}-{processes}-{turn}"
-                figures.append(form(etcd.members[0], etcd.endpoint, kind, run, nodes, processes))
+                with EtcdCluster() as etcd:
+                    figures.append(form(etcd, kind, nodes, processes))
         for kind, figures in results.items():
             medians = {name: round(median(each[name] for each in figures), 3) for name in figures[0]}
             line = {"what": f"formation, {nodes} nodes", "by": kind, "processes": processes, **medians}
@@ -239,11 +240,11 @@ async def main() -> None:
     if unknown := set(parts) - {"calls", "formation"}:
         parser.error(f"there is no {unknown.pop()!r}")
     repeat, commits = (1, 300) if arguments.quick else (arguments.repeat, arguments.commits)
-    async with start_etcd() as etcd:
-        if "calls" in parts:
+    if "calls" in parts:
+        async with start_etcd() as etcd:
             await run(etcd, repeat, commits)
-        if "formation" in parts:
-            await to_thread.run_sync(run_formation, etcd, repeat, arguments.processes)
+    if "formation" in parts:
+        await to_thread.run_sync(run_formation, repeat, arguments.processes)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m tests.benchmarks.etcd_formation handler|bare ENDPOINT RUN NODES FIRST COUNT
 
 It says ``ready`` once it is connected, starts its nodes when it reads a line, prints when the last of them had joined
-(by the monotonic clock, which all processes of a machine share), and ends when it reads another line.
+(by the monotonic clock, which all processes of a machine share), and then holds the world until it is killed.
 
 The bare nodes do the least that any such protocol must do on etcd: for each node a lease, a record under it and a
 watch; and when all records are there, somebody writes a seat for each, as many in a transaction as etcd takes.
@@ -139,8 +139,6 @@ async def main(kind: str, endpoint: str, run: str, nodes: str, first: str, count
             group.start_soon(mine.work)
             await mine.all_joined.wait()
             print(perf_counter(), flush=True)
-            await to_thread.run_sync(sys.stdin.readline)
-            group.cancel_scope.cancel()
 
 
 if __name__ == "__main__":
