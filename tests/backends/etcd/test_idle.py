@@ -71,7 +71,7 @@ async def rest(etcd: EtcdCluster, seconds: float, interval: float, attempts: int
                 await nodes.disturbed.wait()
                 pytest.fail(f"the world was to rest, but {nodes.news}")
             assert await to_thread.run_sync(look) == before, "somebody has written"
-            assert await to_thread.run_sync(kept) - kept_before >= NODES * (seconds / interval - 1) / 2
+            assert await to_thread.run_sync(kept) - kept_before >= NODES * seconds / interval / 4
             group.cancel_scope.cancel()
         await backends[0].commit(Delete(""))
 
@@ -83,4 +83,4 @@ async def test_a_run_at_rest_writes_nothing(etcd: EtcdCluster) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_a_run_at_rest_for_ten_minutes_writes_nothing(etcd: EtcdCluster) -> None:
-    await rest(etcd, seconds=600, interval=3, attempts=20)  # a long TTL, for machines with more to do
+    await rest(etcd, seconds=600, interval=3, attempts=200)  # a long TTL, for machines with more to do
