@@ -8,8 +8,6 @@ import ssl
 from collections import OrderedDict
 from collections.abc import Callable
 
-import anyio
-
 from rendezvous_async.backends.tcp.addresses import Address, open_socket, resolve
 from rendezvous_async.backends.tcp.link import Link, RefusedError, describe
 from rendezvous_async.settings import format_address
@@ -130,7 +128,7 @@ class Dialer:
         sock = open_socket(address)
         link = make_link()
         try:
-            with anyio.fail_after(ATTEMPT_SECONDS):
+            async with asyncio.timeout(ATTEMPT_SECONDS):
                 sock.setblocking(False)
                 await loop.sock_connect(sock, address.socket_address)
                 if self._tls is None:
