@@ -27,6 +27,7 @@ from rendezvous_async.backends.etcd.faults import (
     answer_of,
     describe,
     is_final,
+    is_silence,
     judge,
 )
 from rendezvous_async.backends.etcd.options import Options
@@ -39,6 +40,7 @@ logger = logging.getLogger("rendezvous_async.etcd")
 
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 0.5
+MAX_DOUBLINGS = 5
 OLDEST_VERSION = (3, 4)
 ORDERLY_VERSION = (3, 5, 8)
 """From here on a watch stream's progress is sent after everything that it covers."""
@@ -176,7 +178,7 @@ class Cluster:
         started = anyio.current_time()
         if deadline is None:
             deadline = started + self.connect_timeout
-        failures = renewals = 0
+        failures = renewals = silences = 0
         pause = FIRST_PAUSE
         while True:
             if self.closed:
@@ -185,13 +187,16 @@ class Cluster:
             left = deadline - anyio.current_time()
             if left <= 0:
                 raise self._unreachable(name, anyio.current_time() - started)
-            patience = min(self.call_timeout * 2 ** (failures // len(self._members)), left)
+            patience = self.call_timeout * 2 ** min(silences // len(self._members), MAX_DOUBLINGS)
             try:
                 self.calls += 1
-                response = await answer_of(member.method(name)(request, timeout=patience, metadata=self.metadata))
+                response = await answer_of(
+                    member.method(name)(request, timeout=min(patience, left), metadata=self.metadata)
+                )
             except (rpc.AioRpcError, ConnectionTornError) as error:
                 fault, text = judge(error, has_user=self.has_user), describe(error)
                 final = is_final(error, fault)
+                silences += is_silence(error)
             else:
                 member.trouble, member.hopeless = "", False
                 return response

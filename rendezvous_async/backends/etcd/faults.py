@@ -17,7 +17,16 @@ from grpc.aio import UsageError
 
 from rendezvous_async.errors import RendezvousConnectionError
 
-__all__ = ["ConnectionTornError", "EtcdRefusedError", "Fault", "answer_of", "describe", "is_final", "judge"]
+__all__ = [
+    "ConnectionTornError",
+    "EtcdRefusedError",
+    "Fault",
+    "answer_of",
+    "describe",
+    "is_final",
+    "is_silence",
+    "judge",
+]
 
 T = TypeVar("T")
 
@@ -115,6 +124,11 @@ def is_final(error: Exception, fault: Fault) -> bool:
     return fault is Fault.REFUSED and isinstance(error, rpc.AioRpcError) and error.code() in _FINAL
 
 
+def is_silence(error: Exception) -> bool:
+    """Tell whether a member took the call and did not answer in time."""
+    return isinstance(error, rpc.AioRpcError) and error.code() is rpc.StatusCode.DEADLINE_EXCEEDED
+
+
 def describe(error: Exception) -> str:
     """Say in one line what an error of a call was."""
     if not isinstance(error, rpc.AioRpcError):
@@ -124,7 +138,7 @@ def describe(error: Exception) -> str:
     for sign, meaning in _HINTS.items():
         if re.search(sign, lowered):
             return f"{meaning} ({text})"
-    if error.code() is rpc.StatusCode.DEADLINE_EXCEEDED:
+    if is_silence(error):
         return "no answer in time"
     if error.code() is rpc.StatusCode.UNIMPLEMENTED:
         return f"the server does not know etcd's v3 API ({text})"
