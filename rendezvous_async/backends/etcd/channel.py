@@ -139,6 +139,11 @@ class Cluster:
         return self._member
 
     @property
+    def size(self) -> int:
+        """How many members there are."""
+        return len(self._members)
+
+    @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What goes with every call: a member that knows no leader shall say so at once, and who we are."""
         leader = ("hasleader", "true")

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["EtcdSession", "KeepAlives", "lease_id", "session_id"]
 
 SHORTEST_STALL = 0.5
-LONGEST_PATIENCE = 8
-"""How many times longer than at first to wait when no member answers: a cluster that is slow needs its time."""
+MAX_DOUBLINGS = 3
 
 
 def session_id(lease: int) -> str | None:
@@ -51,7 +50,7 @@ class KeepAlives(Stream):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self._stall = cluster.call_timeout
-        self._patience = 1
+        self._silences = 0
         self._asked: dict[int, deque[asyncio.Future[int]]] = {}
         self._sent_at: deque[float] = deque()
         self._closed = False
@@ -105,7 +104,7 @@ class KeepAlives(Stream):
                 del self._asked[lease]
 
     def _received(self, response: Any) -> None:
-        self._patience = 1
+        self._silences = 0
         if self._sent_at:
             self._sent_at.popleft()
         answers = self._asked.get(response.ID)
@@ -118,14 +117,16 @@ class KeepAlives(Stream):
 
     async def _watch_over(self) -> None:
         while True:
-            looked_at, stall = anyio.current_time(), self._stall * self._patience
+            # A cluster of which no member answers is slow, and needs its time.
+            looked_at = anyio.current_time()
+            stall = self._stall * 2 ** min(self._silences // self._cluster.size, MAX_DOUBLINGS)
             await anyio.sleep(stall / 4)
             now = anyio.current_time()
             if now - looked_at > stall / 2:
                 # This process stood still itself: there may be answers that it has not read yet.
                 self._sent_at = deque(now for _ in self._sent_at)
             elif self._sent_at and now - self._sent_at[0] > stall:
-                self._patience = min(2 * self._patience, LONGEST_PATIENCE)  # until there is an answer again
+                self._silences += 1
                 self._cluster.leave(self._cluster.member, f"no answer to a keep-alive in {stall:g} s")
                 self.reopen("no answer to a keep-alive")
                 return

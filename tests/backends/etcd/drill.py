@@ -37,9 +37,10 @@ from tests.backends.registers import Client
 __all__ = ["FAULTS", "Drill", "play"]
 
 RUN = "drill"
-OPTIONS: dict[str, Any] = {"call_timeout": 1, "connect_timeout": 30}
+OPTIONS: dict[str, Any] = {"call_timeout": 1, "connect_timeout": 60}
 INTERVAL, ATTEMPTS = 1.0, 6
-SETTLED_WITHIN = 60
+SETTLED_WITHIN = 120
+"""Seconds that a cluster may need to come to itself, on a machine that has much else to do."""
 PACE = 0.005
 """Seconds between two calls of a client, so that a history stays short enough to be searched."""
 
@@ -273,7 +274,7 @@ class Drill:
     async def look_on(self, backend: Backend, *names: str) -> None:
         """Watch until the last key of the drill is there."""
         async with backend.watch(*names) as watch:
-            reader = Reader(watch, *names)
+            reader = Reader(watch, *names, patience=SETTLED_WITHIN)
             self.watched.append(reader)
             await reader.until("the end of the drill", lambda view: "load/end" in view)
 
@@ -333,7 +334,7 @@ async def play(cluster: EtcdCluster, seed: int, faults: Sequence[str], clients: 
                     for number, fault in enumerate(faults):
                         when = (drill.form, drill.hold, drill.form_again)[number % 3]
                         await when(nodes, partial(FAULTS[fault], cluster, rng))
-                        await to_thread.run_sync(partial(cluster.wait_ready, timeout=60))
+                        await to_thread.run_sync(partial(cluster.wait_ready, timeout=SETTLED_WITHIN))
                     drill.stopped = True
                 await backends[0].commit(Put("load/end", b""))
             await drill.dismiss()

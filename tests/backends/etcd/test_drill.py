@@ -17,7 +17,7 @@ from tests.backends.etcd.sound import sound_cluster
 async def test_rounds_form_and_nothing_is_lost_while_members_are_killed_and_frozen() -> None:
     faults = ["kill the leader", "freeze the leader", "kill a follower"]
     async with sound_cluster() as cluster:
-        with anyio.fail_after(200):
+        with anyio.fail_after(220):
             drill = await play(cluster, seed=1, faults=faults)
     assert len(drill.history.of(Formed)) >= 2
     assert len(drill.operations) > 100
