@@ -18,7 +18,7 @@ PACKAGE = "rendezvous_async"
 ROOT = Path(__file__).parents[1] / PACKAGE
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "settings"),
+    ("errors", "settings", "notice"),
     ("core", "backends", "events"),
     ("view",),
     ("control",),

@@ -30,6 +30,7 @@ import msgspec
 
 from rendezvous_async.backends.names import check_key, check_name, name_size, subtrees_of
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousStateError
+from rendezvous_async.notice import Latch
 from rendezvous_async.settings import check_id, encode_segment
 
 __all__ = [
@@ -157,7 +158,7 @@ class Session(ABC):
         self.id = id
         self.ttl = ttl
         self.deadline = sent_at + OUT_AFTER * ttl
-        self.lost = anyio.Event()
+        self.lost = Latch()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} ttl={self.ttl:g}{' lost' if self.lost.is_set() else ''}>"

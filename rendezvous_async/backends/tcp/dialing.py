@@ -15,6 +15,8 @@ from rendezvous_async.settings import format_address
 __all__ = ["Attempts", "Backoff", "DialError", "Dialer"]
 
 ATTEMPT_SECONDS = 3.0
+LONGEST_ATTEMPT = 30.0
+"""A server that has thousands of clients to greet needs time: who gave up on it too soon waits longer next time."""
 _KEPT = 16
 
 
@@ -91,6 +93,7 @@ class Dialer:
         self.attempts = Attempts()
         self._tls = tls
         self._last_good: Address | None = None
+        self._patience = ATTEMPT_SECONDS
 
     def __str__(self) -> str:
         return format_address(self.host, self.port)
@@ -118,8 +121,11 @@ class Dialer:
                 definite = definite or isinstance(error, RefusedError)
                 final = final or isinstance(error, ssl.SSLError) or (isinstance(error, RefusedError) and error.final)
                 refused = refused and isinstance(error, ConnectionRefusedError)
+                if isinstance(error, TimeoutError):
+                    self._patience = min(2 * self._patience, LONGEST_ATTEMPT)
             else:
                 self._last_good = address
+                self._patience = ATTEMPT_SECONDS
                 return link
         raise DialError(f"{self} cannot be reached", definite=definite, final=final, refused=refused)
 
@@ -128,7 +134,7 @@ class Dialer:
         sock = open_socket(address)
         link = make_link()
         try:
-            async with asyncio.timeout(ATTEMPT_SECONDS):
+            async with asyncio.timeout(self._patience):
                 sock.setblocking(False)
                 await loop.sock_connect(sock, address.socket_address)
                 if self._tls is None:
