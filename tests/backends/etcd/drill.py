@@ -23,13 +23,13 @@ from rendezvous_async.backends.base import Delete, Entry, Put
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousFencedError, RendezvousSessionError
 from rendezvous_async.events import Event, EventKind
 from rendezvous_async.handler import Rendezvous
+from rendezvous_async.notice import Notice
 from rendezvous_async.testing.checks import check
 from rendezvous_async.testing.conformance.check import Reader
 from rendezvous_async.testing.etcd import EtcdCluster, EtcdMember
 from rendezvous_async.testing.history import Believed, Fault, History, Left, Released, Settled
 from rendezvous_async.testing.linearizability import Operation, check_linearizable
 from rendezvous_async.testing.witness import Witness
-from rendezvous_async.view import Notice
 from rendezvous_async.world import World
 from tests.backends.etcd.chronicle import NAMESPACE, Chronicle
 from tests.backends.registers import Client
