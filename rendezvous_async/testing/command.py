@@ -1,6 +1,7 @@
-"""``python -m rendezvous_async.testing simulate``: play random scenarios and check every guarantee.
+"""``python -m rendezvous_async.testing``: play random scenarios (``simulate``) or a million rounds (``endure``).
 
-Prints a line for every seed that fails, with the command that repeats it, and exits 1 if there is one.
+Both check every guarantee. They print a line for every seed that fails, with the command that repeats it, and exit 1 if
+there is one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from multiprocessing import get_context
 
 import msgspec
 
+from rendezvous_async.testing import endurance
 from rendezvous_async.testing.checks import BrokenGuaranteeError
 from rendezvous_async.testing.clock import VirtualTimeError
 from rendezvous_async.testing.cluster import NotSettledError
@@ -96,9 +98,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--seeds", type=int, default=1000, help="how many seeds (default 1000)")
     command.add_argument("--nodes", type=int, default=None, help="nodes in each scenario (default: 2 to 6, by seed)")
     command.add_argument("--processes", type=int, default=1, help="how many to play at once (default 1)")
+    endurance.configure(commands.add_parser("endure", help="play sagas until a million rounds have formed"))
     options = parser.parse_args(arguments)
 
-    def show(done: Progress) -> None:
-        print(done, file=sys.stderr, flush=True)
+    def show(what: object) -> None:
+        print(what, file=sys.stderr, flush=True)
 
+    if options.command == "endure":
+        return endurance.run(options, show)
     return report(options, "python -m rendezvous_async.testing simulate", show)
