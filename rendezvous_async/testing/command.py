@@ -1,16 +1,19 @@
-"""``python -m rendezvous_async.testing simulate``: play random scenarios and check every guarantee.
+"""``python -m rendezvous_async.testing``: play random scenarios (``simulate``), or a fault campaign (``campaign``).
 
-Prints a line for every seed that fails, with the command that repeats it, and exits 1 if there is one.
+``simulate`` runs in virtual time and prints a line for every seed that fails; ``campaign`` runs real processes on a
+real backend and stops at the first breach. Both print the command that repeats it, and exit 1 then.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 import msgspec
 
@@ -94,9 +97,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--seeds", type=int, default=1000, help="how many seeds (default 1000)")
     command.add_argument("--nodes", type=int, default=None, help="nodes in each scenario (default: 2 to 6, by seed)")
     command.add_argument("--processes", type=int, default=1, help="how many to play at once (default 1)")
+    campaign = commands.add_parser("campaign", help="real processes, a real backend, real faults")
+    campaign.add_argument("--backend", choices=("tcp", "etcd", "file"), required=True, help="what to play on")
+    campaign.add_argument("--minutes", type=float, default=10.0, help="begin no act after so many (default 10)")
+    campaign.add_argument("--seed", type=int, default=0, help="of all faults (default 0)")
+    campaign.add_argument("--first", type=int, default=1, help="the number of the first act (default 1)")
+    campaign.add_argument("--acts", type=int, default=None, help="play no more than so many acts")
+    campaign.add_argument("--keep", type=Path, default=None, help="where histories of a breach go (default: temporary)")
     options = parser.parse_args(arguments)
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
+    if options.command == "campaign":
+        return _campaign(options, say)
     return report(options, "python -m rendezvous_async.testing simulate", say)
+
+
+def _campaign(options: argparse.Namespace, say: Callable[[str], None]) -> int:
+    from rendezvous_async.testing.campaign.report import run_campaign
+
+    async def play() -> int:
+        result = await run_campaign(
+            options.backend,
+            options.seed,
+            minutes=options.minutes,
+            first=options.first,
+            acts=options.acts,
+            keep=options.keep,
+            say=say,
+        )
+        print(result)
+        return 1 if result.breach else 0
+
+    return asyncio.run(play())
