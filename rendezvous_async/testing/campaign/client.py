@@ -119,7 +119,7 @@ class ClientProcess:
                 await self._write(*PAIR)
             else:
                 await self._list("pair/")
-            with anyio.move_on_after(0.25 * self._rng.random()):
+            with anyio.move_on_after(0.12 * self._rng.random()):
                 await self._stopping.wait()
 
     async def _read(self, key: str) -> tuple[str, Token] | None:

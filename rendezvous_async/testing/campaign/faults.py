@@ -262,7 +262,7 @@ def faults_of(stage: Stage) -> dict[str, tuple[float, Fault]]:
     if stage.syncs_in_nodes:
         faults |= {"fsync error": (2, fail_sync), "file too large": (1, limit_files)}
     for kind, harm in stage.faults.items():
-        faults[kind] = (1.2, _of_the_stage(harm))
+        faults[kind] = (3 if "kill" in kind else 1.2, _of_the_stage(harm))
     return faults
 
 
