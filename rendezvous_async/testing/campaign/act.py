@@ -13,95 +13,23 @@ from pathlib import Path
 
 import anyio
 import anyio.abc
-import msgspec
 
 from rendezvous_async.backends import open_backend
 from rendezvous_async.backends.base import Delete
 from rendezvous_async.core.state import Phase
-from rendezvous_async.testing.campaign import client, node
 from rendezvous_async.testing.campaign.faults import Actor, Fault, faults_of
-from rendezvous_async.testing.campaign.processes import Child
+from rendezvous_async.testing.campaign.performer import Performer, Plan
 from rendezvous_async.testing.campaign.recorder import Recorder
 from rendezvous_async.testing.campaign.records import Done, Heard, Line
-from rendezvous_async.testing.campaign.stage import Place, Stage
+from rendezvous_async.testing.campaign.stage import Stage
 from rendezvous_async.testing.campaign.verdict import Evidence, judge
 from rendezvous_async.testing.checks import BrokenGuaranteeError
 from rendezvous_async.testing.history import Believed, Formed, History
 
-__all__ = ["Act", "Plan"]
+__all__ = ["Act"]
 
 AT_ONCE = 3
 """How many faults may be under way at the same time."""
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """How large an act is, and how long things may take.
-
-    Attributes:
-        nodes: How many nodes, of which a round takes ``min_nodes`` to ``max_nodes``.
-        clients: How many clients.
-        disturbed: Seconds of faults.
-        interval: Between keep-alives; the TTL is ``max_attempt`` of it.
-        settle: Seconds within which a round must form when nothing is wrong any more.
-    """
-
-    nodes: int = 6
-    min_nodes: int = 3
-    max_nodes: int = 5
-    clients: int = 2
-    disturbed: float = 20.0
-    interval: float = 0.5
-    max_attempt: int = 8
-    settle: float = 60.0
-
-    @property
-    def ttl(self) -> float:
-        return self.interval * self.max_attempt
-
-
-class Performer:
-    """A node or a client of an act, process after process."""
-
-    def __init__(self, act: Act, kind: str, index: int, place: Place) -> None:
-        self.is_node = kind == "node"
-        self.busy = False
-        self.place = place
-        self.child: Child
-        self._act = act
-        self._base = f"{kind}-{index}"
-        self._generation = 0
-        self.name = self._base
-
-    def __repr__(self) -> str:
-        return f"<Performer {self.name} {getattr(self, 'child', None)!r}>"
-
-    async def start(self, *, anew: bool) -> None:
-        """Start its next process; a client always has a new name, so that no two values are ever equal."""
-        self._generation += 1
-        if anew or not self.is_node:
-            self.name = f"{self._base}.{self._generation}"
-        act, plan = self._act, self._act.plan
-        self.child = Child(f"{self._base}~{self._generation}", act.folder, self.place.prefix)
-        act.recorder.children.append(self.child)
-        seed, notebook = f"{act.seed}/{self.child.name}", str(self.child.notebook)
-        options: node.Options | client.Options
-        if self.is_node:
-            options = node.Options(
-                self.place.endpoint,
-                act.recorder.run,
-                self.name,
-                f"{plan.min_nodes}:{plan.max_nodes}",
-                plan.interval,
-                plan.max_attempt,
-                seed,
-                notebook,
-                act.calm,
-            )
-        else:
-            options = client.Options(self.place.endpoint, act.recorder.data_run, self.name, seed, notebook)
-        module = "node" if self.is_node else "client"
-        arguments = msgspec.json.encode(options).decode()
-        await self.child.start("-m", f"rendezvous_async.testing.campaign.{module}", arguments)
 
 
 class Act:
@@ -126,7 +54,6 @@ class Act:
         self.seed = seed
         self.folder = folder
         self.ttl = plan.ttl
-        self.calm = False
         self.faults: Counter[str] = Counter()
         self.looked: Counter[str] = Counter()
         self.rounds = 0
@@ -135,11 +62,11 @@ class Act:
         history = History(plan.min_nodes, plan.max_nodes, plan.ttl + 2)
         self.recorder = Recorder(stage, f"act-{seed}", history)
         self._rng = random.Random(seed)
-        performers = [Performer(self, "node", index, stage.places[index]) for index in range(plan.nodes)]
-        performers += [
-            Performer(self, "client", index, stage.places[plan.nodes + index]) for index in range(plan.clients)
+        who = [("node", index) for index in range(plan.nodes)] + [("client", index) for index in range(plan.clients)]
+        self.performers = [
+            Performer(kind, index, plan, self.recorder, place, folder)
+            for (kind, index), place in zip(who, stage.places, strict=True)
         ]
-        self.performers = performers
 
     def __repr__(self) -> str:
         return f"<Act {self.seed} rounds={self.rounds} faults={self.faults.total()}>"
@@ -184,9 +111,10 @@ class Act:
             await performer.start(anew=False)
         await self._settle("at the beginning")
         await self._disturb()
-        self.calm = True
         for performer in self.performers:
-            performer.child.tell("calm" if performer.is_node else "")
+            performer.calm = True
+            if performer.is_node:
+                performer.child.tell("calm")
         await self._settle("after the faults")
         await self._lose_one()
         await self._settle("after a member was lost")
@@ -204,10 +132,8 @@ class Act:
                     self.faults[kind] += 1
 
         async with anyio.create_task_group() as group:
-            number = 0
             while anyio.current_time() < until:
                 (kind,) = self._rng.choices(list(kinds), weights)
-                number += 1
                 if limiter.borrowed_tokens < AT_ONCE:
                     group.start_soon(strike, kind, kinds[kind][1], self._rng.getrandbits(64))
                 await anyio.sleep(0.1 + self._rng.random())
@@ -246,7 +172,9 @@ class Act:
 
         def all_know() -> bool:
             for line in self.recorder.lines:
-                if (isinstance(line, Heard) and line.at > began and line.round == head.round) or (isinstance(line, Believed) and line.at > began and line.round > head.round):
+                if (isinstance(line, Heard) and line.at > began and line.round == head.round) or (
+                    isinstance(line, Believed) and line.at > began and line.round > head.round
+                ):
                     know.setdefault(line.node, line.at)
             return others <= know.keys()
 
@@ -278,6 +206,10 @@ class Act:
         await self._within(20, "the last commits were not seen", lambda: self.recorder.revision >= acknowledged)
         await self._within(20, "a record is left", lambda: not self.recorder.witness.roster)
         self.recorder.settled([])
+
+    async def _await_end(self, actor: Performer) -> None:
+        if not await actor.child.ended_within(self.plan.settle):
+            raise BrokenGuaranteeError("everything_ends", f"{actor.child} did not end: {actor.child.errors[-2000:]}")
 
     def _check_ends(self, closing: bool) -> None:
         """Every process that was not killed must have ended in good order."""

@@ -95,7 +95,7 @@ class ClientProcess:
             async with anyio.create_task_group() as working:
                 for _ in range(WORKERS):
                     working.start_soon(self._call_again_and_again)
-            while not await self._write("last", self._options.name):
+            while not await self._write("last", self._options.name):  # noqa: ASYNC110 - it is a call, not a flag
                 await anyio.sleep(0.1)
             await self._last_seen.wait()
             watching.cancel_scope.cancel()

@@ -33,8 +33,8 @@ def fail_syncs_on_signal() -> None:
 
         return sync_or_fail
 
-    os.fsync = failing(os.fsync)
-    os.fdatasync = failing(os.fdatasync)
+    for name in ("fsync", "fdatasync"):
+        setattr(os, name, failing(getattr(os, name)))
     signal.signal(signal.SIGUSR1, lambda number, _: broken.append(number))
 
 

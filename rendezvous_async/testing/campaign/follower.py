@@ -1,4 +1,4 @@
-"""Every commit of a backend in its order, read behind the library's back: from the log on the disk, or from etcd itself.
+"""Every commit of a backend in its order, read behind the library's back: from the log on the disk, or from etcd.
 
 What a client was told is judged by this: it is what a restart would find. ``poll()`` returns what is new. The log is
 the same for the TCP server and for the file backend; a file that is compacted is read to its end before the next one.
@@ -48,6 +48,7 @@ class Follower(ABC):
     def poll(self) -> list[CommitSeen]:
         """Return the commits since the last time; blocks for no longer than a read of a file takes."""
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of everything."""
 

@@ -1,4 +1,7 @@
-"""Gathers what happened in an act: the commits of its two runs, what its processes wrote down, what was done to them."""
+"""Gathers what happened in an act: the commits of its two runs, what its processes wrote down, what was done to them.
+
+The run of the nodes becomes a history, as in the simulator; that of the clients stays a list of commits.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from rendezvous_async.testing.campaign.act import Act, Plan
+from rendezvous_async.testing.campaign.act import Act
+from rendezvous_async.testing.campaign.performer import Plan
 from rendezvous_async.testing.campaign.stage import FileStage, Stage
 from rendezvous_async.testing.campaign.stage_etcd import EtcdStage
 from rendezvous_async.testing.campaign.stage_tcp import TcpStage
@@ -49,7 +50,7 @@ class Result(msgspec.Struct):
     def __str__(self) -> str:
         lines = [
             f"campaign on {self.backend}, seed {self.seed}: {self.acts} acts in {self.seconds / 60:.1f} minutes, "
-            f"{self.rounds} rounds formed, {self.faults.total()} faults put in, {'1 breach' if self.breach else 'no breach'}"
+            f"{self.rounds} rounds formed, {self.faults.total()} faults put in, {'1' if self.breach else 'no'} breach"
         ]
         lines += [f"  {count:6} {kind}" for kind, count in sorted(self.faults.items(), key=lambda each: -each[1])]
         checked = ", ".join(f"{count} {what}" for what, count in self.looked.items())

@@ -1,7 +1,7 @@
 """The TCP server's process: ``python -m rendezvous_async.testing.campaign.server '<Options as JSON>'``.
 
-It serves until SIGTERM, until its standard input ends, or until its disk fails: then it exits 1, as ``rdzv serve`` does,
-and whoever looks after it starts it again.
+It serves until SIGTERM, until its standard input ends, or until its disk fails: then it exits 1, as ``rdzv serve``
+does, and whoever looks after it starts it again.
 """
 
 from __future__ import annotations
