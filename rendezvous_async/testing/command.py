@@ -7,14 +7,15 @@ real backend and stops at the first breach. Both print the command that repeats 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+import anyio
 import msgspec
 
 from rendezvous_async.testing.checks import BrokenGuaranteeError
@@ -118,16 +119,26 @@ def _campaign(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     from rendezvous_async.testing.campaign.report import run_campaign
 
     async def play() -> int:
-        result = await run_campaign(
-            options.backend,
-            options.seed,
-            minutes=options.minutes,
-            first=options.first,
-            acts=options.acts,
-            keep=options.keep,
-            say=say,
-        )
-        print(result)
-        return 1 if result.breach else 0
+        result = None
+        async with anyio.create_task_group() as group:
 
-    return asyncio.run(play())
+            async def end_on_signal() -> None:
+                with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                    async for _ in signals:
+                        group.cancel_scope.cancel()  # Servers, mounts and namespaces must not be left behind.
+
+            group.start_soon(end_on_signal)
+            result = await run_campaign(
+                options.backend,
+                options.seed,
+                minutes=options.minutes,
+                first=options.first,
+                acts=options.acts,
+                keep=options.keep,
+                say=say,
+            )
+            print(result)
+            group.cancel_scope.cancel()
+        return 1 if result is None or result.breach else 0
+
+    return anyio.run(play)
