@@ -2,8 +2,8 @@
 
 ``python -m rendezvous_async.testing.campaign.client '<Options as JSON>'``. No two values are ever equal, so that a
 value tells which call wrote it. Keys are used for some seconds only, by all clients at once, so that the history of
-each stays short enough to be searched. ``finish`` on its standard input, or the end of it, ends it: it writes a last
-key, waits until its watch has shown that, and goes.
+each stays short enough to be searched. A line on its standard input ends it: it writes a last key, waits until its watch
+has shown that, and goes. When its input ends, it goes at once, so that no client outlives its campaign.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ClientProcess:
         fail_syncs_on_signal()
         self._notebook.note(Up(anyio.current_time(), self._options.name))
         async with anyio.create_task_group() as listening:
-            listening.start_soon(self._obey)
+            listening.start_soon(self._obey, listening.cancel_scope)
             self._backend = await self._open()
             async with self._backend:
                 await self._work()
@@ -83,11 +83,13 @@ class ClientProcess:
             except RendezvousConnectionError:
                 await anyio.sleep(0.2)
 
-    async def _obey(self) -> None:
+    async def _obey(self, everything: anyio.CancelScope) -> None:
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-        await reader.readline()
-        self._stopping.set()
+        if await reader.readline():
+            self._stopping.set()
+            await reader.read()
+        everything.cancel()
 
     async def _work(self) -> None:
         async with anyio.create_task_group() as watching:
