@@ -2,8 +2,8 @@
 
 ``python -m rendezvous_async.testing.campaign.client '<Options as JSON>'``. No two values are ever equal, so that a
 value tells which call wrote it. Keys are used for some seconds only, by all clients at once, so that the history of
-each stays short enough to be searched. A line on its standard input ends it: it writes a last key, waits until its watch
-has shown that, and goes. When its input ends, it goes at once, so that no client outlives its campaign.
+each stays short enough to be searched. A line on its standard input ends it: it writes a last key, waits until its
+watch has shown that, and goes. When its input ends, it goes at once, so that no client outlives its campaign.
 """
 
 from __future__ import annotations
