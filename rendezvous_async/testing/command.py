@@ -104,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     campaign.add_argument("--seed", type=int, default=0, help="of all faults (default 0)")
     campaign.add_argument("--first", type=int, default=1, help="the number of the first act (default 1)")
     campaign.add_argument("--acts", type=int, default=None, help="play no more than so many acts")
+    campaign.add_argument("--pace", type=float, default=1.0, help="how slow this machine is (default 1)")
     campaign.add_argument("--keep", type=Path, default=None, help="where histories of a breach go (default: temporary)")
     options = parser.parse_args(arguments)
 
@@ -116,6 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _campaign(options: argparse.Namespace, say: Callable[[str], None]) -> int:
+    from rendezvous_async.testing.campaign.performer import Plan
     from rendezvous_async.testing.campaign.report import run_campaign
 
     async def play() -> int:
@@ -134,6 +136,7 @@ def _campaign(options: argparse.Namespace, say: Callable[[str], None]) -> int:
                 minutes=options.minutes,
                 first=options.first,
                 acts=options.acts,
+                plan=Plan(pace=options.pace),
                 keep=options.keep,
                 say=say,
             )

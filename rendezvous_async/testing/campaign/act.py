@@ -59,7 +59,7 @@ class Act:
         self.rounds = 0
         self.told: float | None = None
         # A process may be late for its own clock when the machine is busy: that is no fault of the library.
-        history = History(plan.min_nodes, plan.max_nodes, plan.ttl + 2)
+        history = History(plan.min_nodes, plan.max_nodes, plan.ttl + 2 * plan.pace)
         self.recorder = Recorder(stage, f"act-{seed}", history)
         self._rng = random.Random(seed)
         who = [("node", index) for index in range(plan.nodes)] + [("client", index) for index in range(plan.clients)]
@@ -93,11 +93,11 @@ class Act:
                 for performer in self.performers:
                     if hasattr(performer, "child"):
                         await performer.child.kill()
-                self.recorder.look()
-        history = self.recorder.history()
-        self.rounds = len(history.of(Formed))
-        (self.folder / "history.jsonl").write_bytes(bytes(history))
-        (self.folder / "commits.jsonl").write_bytes(self.recorder.dump())
+            self.recorder.look()
+            history = self.recorder.history()
+            self.rounds = len(history.of(Formed))
+            (self.folder / "history.jsonl").write_bytes(bytes(history))
+            (self.folder / "commits.jsonl").write_bytes(self.recorder.dump())
         epoch = self.stage.follower.epoch or ""
         self.looked = judge(Evidence(history, self.recorder.lines, self.recorder.commits, epoch))
         await self._clear()
@@ -123,7 +123,7 @@ class Act:
     async def _disturb(self) -> None:
         kinds = faults_of(self.stage)
         weights = [weight for weight, _ in kinds.values()]
-        until = anyio.current_time() + self.plan.disturbed
+        until = anyio.current_time() + self.plan.pace * self.plan.disturbed
         limiter = anyio.CapacityLimiter(AT_ONCE)
 
         async def strike(kind: str, fault: Fault, seed: int) -> None:
@@ -136,7 +136,7 @@ class Act:
                 (kind,) = self._rng.choices(list(kinds), weights)
                 if limiter.borrowed_tokens < AT_ONCE:
                     group.start_soon(strike, kind, kinds[kind][1], self._rng.getrandbits(64))
-                await anyio.sleep(0.1 + self._rng.random())
+                await anyio.sleep(self.plan.pace * (0.1 + self._rng.random()))
 
     # What must happen when nothing is wrong any more
 
@@ -179,7 +179,7 @@ class Act:
             return others <= know.keys()
 
         await self._within(
-            self.ttl + 15, f"not all of {sorted(others)} learned that {victim.name} was killed", all_know
+            self.plan.settle, f"not all of {sorted(others)} learned that {victim.name} was killed", all_know
         )
         self.told = max(know[name] for name in others) - began
 
@@ -196,7 +196,7 @@ class Act:
             for actor in nodes:
                 actor.child.send(signal.SIGTERM)
         for actor in [*nodes, *clients]:
-            if not await actor.child.ended_within(self.plan.settle):
+            if not await actor.child.ended_within(self.plan.pace * self.plan.settle):
                 raise BrokenGuaranteeError(
                     "everything_ends", f"{actor.child} did not end: {actor.child.errors[-2000:]}"
                 )
@@ -208,7 +208,7 @@ class Act:
         self.recorder.settled([])
 
     async def _await_end(self, actor: Performer) -> None:
-        if not await actor.child.ended_within(self.plan.settle):
+        if not await actor.child.ended_within(self.plan.pace * self.plan.settle):
             raise BrokenGuaranteeError("everything_ends", f"{actor.child} did not end: {actor.child.errors[-2000:]}")
 
     def _check_ends(self, closing: bool) -> None:
@@ -226,6 +226,7 @@ class Act:
                 raise BrokenGuaranteeError("closed_is_final", f"{actor} was not told that the run is closed: {ended}")
 
     async def _within(self, seconds: float, otherwise: str, holds: Callable[[], bool]) -> None:
+        seconds *= self.plan.pace
         with anyio.move_on_after(seconds):
             while not holds():
                 self._check_alive()

@@ -49,6 +49,7 @@ class Options(msgspec.Struct, frozen=True):
     name: str
     seed: str
     notebook: str
+    pace: float = 1.0
 
 
 class ClientProcess:
@@ -58,6 +59,7 @@ class ClientProcess:
         self._options = options
         self._rng = random.Random(options.seed)
         self._notebook = Notebook(options.notebook)
+        self._patience = PATIENCE * options.pace
         self._count = 0
         self._stopping = anyio.Event()
         self._seen: Token | None = None
@@ -128,7 +130,7 @@ class ClientProcess:
         number = self._call("read", key)
         entry = None
         try:
-            with anyio.fail_after(PATIENCE):
+            with anyio.fail_after(self._patience):
                 entry = await self._backend.get(key)
         except (RendezvousError, TimeoutError) as error:
             self._fail(number, error)
@@ -145,7 +147,7 @@ class ClientProcess:
     async def _list(self, name: str) -> None:
         number = self._call("list", name)
         try:
-            with anyio.fail_after(PATIENCE):
+            with anyio.fail_after(self._patience):
                 found = await self._backend.list(name)
         except (RendezvousError, TimeoutError) as error:
             self._fail(number, error)
@@ -172,7 +174,7 @@ class ClientProcess:
 
     async def _commit(self, number: int, writes: Sequence[Write], when: Sequence[Condition]) -> bool:
         # Now and then a caller gives up, and never learns what became of its call.
-        patience = 0.01 if self._rng.random() < 0.03 else PATIENCE
+        patience = 0.01 if self._rng.random() < 0.03 else self._patience
         try:
             with anyio.fail_after(patience):
                 done = await self._backend.commit(*writes, when=when)

@@ -35,7 +35,6 @@ from rendezvous_async.testing.campaign.records import Done, Heard, Members, Note
 from rendezvous_async.testing.history import Believed, CloseCalled, Left, Released
 from rendezvous_async.world import World
 
-TIMEOUTS = Timeouts(join=120, last_call=0.6, regroup=0.4, close=10, heartbeat=1)
 CALL = 3.0
 """Seconds that this node waits for a call of its own to the backend."""
 
@@ -52,6 +51,12 @@ class Options(msgspec.Struct, frozen=True):
     seed: str
     notebook: str
     calm: bool = False
+    pace: float = 1.0
+
+    @property
+    def timeouts(self) -> Timeouts:
+        pace = self.pace
+        return Timeouts(join=120 * pace, last_call=0.6 * pace, regroup=0.4 * pace, close=10 * pace, heartbeat=pace)
 
 
 class NodeProcess:
@@ -79,7 +84,7 @@ class NodeProcess:
                 run_id=options.run_id,
                 nodes=options.nodes,
                 node=options.node,
-                timeouts=TIMEOUTS,
+                timeouts=options.timeouts,
                 keep_alive_interval=options.interval,
                 keep_alive_max_attempt=options.max_attempt,
                 rng=random.Random(f"{options.seed}/ids"),
@@ -101,7 +106,7 @@ class NodeProcess:
                 self._calm = True
                 self._enough.deadline = math.inf
             elif line == "close":
-                with anyio.move_on_after(TIMEOUTS.close + 5):
+                with anyio.move_on_after(2 * self._options.timeouts.close):
                     try:
                         await self._rendezvous.close("the act is over")
                     except RendezvousConnectionError as error:
@@ -125,13 +130,13 @@ class NodeProcess:
 
     async def _hold(self, world: World) -> None:
         """Use the world until it changes, or, if this node is not calm, until it has had enough of it."""
-        patience = 2 + 15 * self._rng.random()
+        patience = self._options.pace * (2 + 15 * self._rng.random())
         with anyio.CancelScope() as self._enough:
             self._enough.deadline = math.inf if self._calm else anyio.current_time() + patience
             async with world.until_changed():
                 while True:
                     try:
-                        with anyio.move_on_after(CALL):
+                        with anyio.move_on_after(CALL * self._options.pace):
                             await self._use(world)
                     except RendezvousFencedError:
                         await world.changed()
@@ -161,7 +166,7 @@ class NodeProcess:
         """Write under a token that may be old by now, past all of this node's own checks: the backend must refuse."""
         if self._rng.random() < 0.5:
             return
-        with anyio.move_on_after(CALL):
+        with anyio.move_on_after(CALL * self._options.pace):
             try:
                 async with open_backend(self._options.endpoint, run_id=world.run_id) as backend:
                     put = Put(f"{round_key(world.round)}/kv/late", self._options.node.encode())

@@ -21,8 +21,10 @@ class Plan(msgspec.Struct, frozen=True):
         nodes: How many nodes, of which a round takes ``min_nodes`` to ``max_nodes``.
         clients: How many clients.
         disturbed: Seconds of faults.
-        interval: Between keep-alives; the TTL is ``max_attempt`` of it.
+        interval: Seconds between keep-alives; the TTL is ``max_attempt`` of it.
         settle: Seconds within which a round must form when nothing is wrong any more.
+        pace: All seconds here, and those of nodes, clients and servers, are multiplied by this: 1 is for a machine with
+            time to spare; on a busy one processes would be lost for want of a processor, not by our faults.
     """
 
     nodes: int = 6
@@ -33,10 +35,11 @@ class Plan(msgspec.Struct, frozen=True):
     interval: float = 0.5
     max_attempt: int = 8
     settle: float = 60.0
+    pace: float = 1.0
 
     @property
     def ttl(self) -> float:
-        return self.interval * self.max_attempt
+        return self.pace * self.interval * self.max_attempt
 
 
 class Performer:
@@ -82,14 +85,15 @@ class Performer:
                 recorder.run,
                 self.name,
                 nodes,
-                plan.interval,
+                plan.pace * plan.interval,
                 plan.max_attempt,
                 seed,
                 notebook,
                 self.calm,
+                plan.pace,
             )
         else:
-            options = client.Options(self.place.endpoint, recorder.data_run, self.name, seed, notebook)
+            options = client.Options(self.place.endpoint, recorder.data_run, self.name, seed, notebook, plan.pace)
         module = "node" if self.is_node else "client"
         arguments = msgspec.json.encode(options).decode()
         await self.child.start("-m", f"rendezvous_async.testing.campaign.{module}", arguments)

@@ -36,6 +36,7 @@ class Result(msgspec.Struct):
 
     backend: str
     seed: int
+    pace: float = 1.0
     acts: int = 0
     rounds: int = 0
     seconds: float = 0.0
@@ -66,7 +67,7 @@ class Result(msgspec.Struct):
                 f"BREACH in act {self.act}: {self.breach}",
                 f"  histories: {self.kept}",
                 f"  repeat it: python -m rendezvous_async.testing campaign --backend {self.backend} --seed {self.seed} "
-                f"--first {self.act} --acts 1   (the same faults at the same times; the interleaving is the machine's)",
+                f"--first {self.act} --acts 1 --pace {self.pace:g}   (the same faults at the same times; the interleaving is the machine's)",
             ]
         return "\n".join(lines)
 
@@ -94,13 +95,13 @@ async def run_campaign(
         keep: Where to put what an act with a breach has left; by default a new temporary folder.
         say: Told how far it is.
     """
-    result = Result(backend, seed)
     plan = Plan() if plan is None else plan
+    result = Result(backend, seed, plan.pace)
     folder = Path(tempfile.mkdtemp(prefix=f"rendezvous-campaign-{backend}-", dir=keep))
     began = anyio.current_time()
     try:
         async with anyio.create_task_group() as group:
-            async with STAGES[backend](folder, group, plan.nodes + plan.clients) as stage:
+            async with STAGES[backend](folder, group, plan.nodes + plan.clients, plan.pace) as stage:
                 result.remarks = stage.remarks
                 while acts is None or result.acts < acts:
                     number = first + result.acts
@@ -109,8 +110,8 @@ async def run_campaign(
                     act = Act(stage, plan, f"{seed}.{number}", place)
                     try:
                         await act.play()
-                    except AssertionError as error:
-                        result.breach, result.act = f"{error}", number
+                    except (AssertionError, OSError) as error:
+                        result.breach, result.act = str(error) or repr(error), number
                     result.acts += 1
                     result.rounds += act.rounds
                     result.faults += act.faults

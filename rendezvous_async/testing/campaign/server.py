@@ -26,6 +26,7 @@ class Options(msgspec.Struct, frozen=True):
     port: int
     data_dir: str
     notebook: str
+    disconnect_grace: float = 1.0
 
 
 async def main(options: Options) -> int:
@@ -37,7 +38,9 @@ async def main(options: Options) -> int:
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     code = 0
-    async with serve("127.0.0.1", options.port, data_dir=options.data_dir) as server:
+    async with serve(
+        "127.0.0.1", options.port, data_dir=options.data_dir, disconnect_grace=options.disconnect_grace
+    ) as server:
         Notebook(options.notebook).note(Up(anyio.current_time(), "server"))
         async with anyio.create_task_group() as group:
 

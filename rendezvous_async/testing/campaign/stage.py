@@ -55,6 +55,7 @@ class Stage(ABC):
         folder: For its files.
         group: For its tasks.
         places: How many processes will use it.
+        pace: How much longer than usual everything may take.
 
     Attributes:
         remarks: What cannot be done on this machine, and what was chosen instead.
@@ -69,8 +70,9 @@ class Stage(ABC):
     syncs_in_nodes = False
     """Whether nodes write to the disk themselves."""
 
-    def __init__(self, folder: Path, group: anyio.abc.TaskGroup, places: int) -> None:
+    def __init__(self, folder: Path, group: anyio.abc.TaskGroup, places: int, pace: float = 1.0) -> None:
         self.folder = folder
+        self.pace = pace
         self.remarks: list[str] = []
         self.places: list[Place] = []
         self.busy = False

@@ -58,7 +58,7 @@ class EtcdStage(Stage):
         self.follower = EtcdFollower(self._cluster.members, f"{self.namespace}/")
         self._stack.callback(self.follower.close)
         servers = [("127.0.0.1", member.client_port) for member in self._cluster.members]
-        await self._make_places(servers, "etcd", "?call_timeout=1", linked=2)
+        await self._make_places(servers, "etcd", f"?call_timeout={self.pace:g}", linked=2)
 
     async def _stop(self, rng: random.Random) -> None:
         await self._take_down(rng.choice(self._cluster.members), rng, "stop")
@@ -91,7 +91,7 @@ class EtcdStage(Stage):
 
     async def _whole(self) -> None:
         """Wait until all members answer, so that the next fault leaves a majority."""
-        await to_thread.run_sync(lambda: self._cluster.wait_ready(timeout=60))
+        await to_thread.run_sync(lambda: self._cluster.wait_ready(timeout=60 * self.pace))
 
 
 def etcd_version() -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from rendezvous_async.testing.campaign.stage import Stage, StageFault
 
 __all__ = ["TcpStage"]
 
-START = 20.0
+START = 30.0
 PATIENCE = 10.0
 
 
@@ -58,15 +58,16 @@ class TcpStage(Stage):
         self._up = anyio.Event()
         self._stack.push_async_callback(self._end)
         self._group.start_soon(self._look_after)
-        with anyio.fail_after(START):
+        with anyio.fail_after(START * self.pace):
             await self._is_up()
         self.follower = LogFollower(self._data / LOG_NAME)
         self._stack.callback(self.follower.close)
-        await self._make_places([("127.0.0.1", self._port)], "tcp", "?is_host=false&stall_timeout=1.5", linked=2)
+        query = f"?is_host=false&stall_timeout={1.5 * self.pace:g}"
+        await self._make_places([("127.0.0.1", self._port)], "tcp", query, linked=2)
 
     async def _look_after(self) -> None:
         """Run the server, and run it again whenever it has ended."""
-        options = Options(self._port, str(self._data), str(self._server.notebook))
+        options = Options(self._port, str(self._data), str(self._server.notebook), self.pace)
         while not self._ending:
             command = ("-m", "rendezvous_async.testing.campaign.server", msgspec.json.encode(options).decode())
             await self._server.start(*command)
@@ -84,11 +85,11 @@ class TcpStage(Stage):
 
     async def _back_up(self) -> None:
         """Wait until the server has ended and come up again; one that has nothing to write is killed in the end."""
-        with anyio.move_on_after(PATIENCE):
+        with anyio.move_on_after(PATIENCE * self.pace):
             await self._is_up()
             return
         self._server.send(signal.SIGKILL)
-        with anyio.fail_after(START):
+        with anyio.fail_after(START * self.pace):
             await self._is_up()
 
     async def _kill(self, rng: random.Random) -> None:

@@ -17,7 +17,7 @@ from rendezvous_async.backends.tcp.serving import LOG_NAME
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousStateError
 from tests.backends.tcp.support import ServerProcess, connect, connected, eventually
 
-WAIT = 20.0
+WAIT = 60.0
 
 
 class Writers:
@@ -65,7 +65,7 @@ async def hold_a_world(stack: AsyncExitStack, endpoint: str) -> list[World]:
                 nodes=3,
                 timeouts=rdzv.Timeouts(join=WAIT),
                 keep_alive_interval=1,
-                keep_alive_max_attempt=10,
+                keep_alive_max_attempt=30,
             )
         )
         for _ in range(3)

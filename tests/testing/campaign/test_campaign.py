@@ -37,7 +37,7 @@ async def test_a_breach_is_told_and_kept(tmp_path: Path) -> None:
     assert result.breach.startswith("liveness: no round at the beginning")
     assert result.acts == 1
     assert (Path(result.kept) / "node-0~1.jsonl").exists()
-    assert "campaign --backend file --seed 5 --first 1 --acts 1" in str(result)
+    assert "campaign --backend file --seed 5 --first 1 --acts 1 --pace 1" in str(result)
 
 
 def test_a_result_says_what_was_done() -> None:
