@@ -67,7 +67,8 @@ class Result(msgspec.Struct):
                 f"BREACH in act {self.act}: {self.breach}",
                 f"  histories: {self.kept}",
                 f"  repeat it: python -m rendezvous_async.testing campaign --backend {self.backend} --seed {self.seed} "
-                f"--first {self.act} --acts 1 --pace {self.pace:g}   (the same faults at the same times; the interleaving is the machine's)",
+                f"--first {self.act} --acts 1 --pace {self.pace:g}",
+                "  (the same faults at the same times; how processes interleave is up to the machine)",
             ]
         return "\n".join(lines)
 
