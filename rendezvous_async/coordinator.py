@@ -1,7 +1,8 @@
 """The coordinator: one node folds the roster into seats and head; any node can, and the next one takes over.
 
-Every node runs a ``Coordinator``. It waits until the post (the leased key ``coordinator``) is vacant, takes it, and
-then folds: read head, seats and roster, in this order; ask ``core.rules.step`` what to do; do it; wait for a change.
+Every node has a ``Coordinator``, and runs it once the post (the leased key ``coordinator``) is its own or vacant. It
+takes the post, and then folds: take the head, read the seats, then the roster; ask ``core.rules.step`` what to do; do
+it; wait for a change.
 
 Every write compares the head's token and the post's: a coordinator that was cut off, paused or replaced loses the
 compare, and stands down. A round too large for one commit is written in batches that compare the attempt's own key
@@ -30,7 +31,6 @@ from rendezvous_async.backends.base import (
     Watch,
     Write,
 )
-from rendezvous_async.control import read_head
 from rendezvous_async.core.codec import decode, encode
 from rendezvous_async.core.rules import Form, Notes, Rewrite, Wait, step
 from rendezvous_async.core.state import (
@@ -104,6 +104,11 @@ class Coordinator:
         """The token of the post, if this node holds it as far as it knows."""
         entry = self._view.entry(COORDINATOR)
         return entry.token if entry is not None and entry.session == self._session.id else None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether ``run()`` would do more than wait: the post is this node's, or could be."""
+        return self.post is not None or self._may_campaign()
 
     async def run(self) -> None:
         """Campaign and coordinate until cancelled."""
@@ -207,15 +212,13 @@ class _Duty:
             _log.info("node %s no longer coordinates run %s: %s", self._own._node, self._backend.run_id, reason)
 
     async def _take_over(self) -> None:
-        """Read the head, then the seats; the roster comes after, so that each is at least as new as the one before."""
+        """Take the head as it was pushed, and read the seats; the roster comes after: each is as new as the last.
+
+        If the head is an old one, the first commit is refused and brings the news.
+        """
+        self._state, head = self._known_head()
         with answer_within(self._timeout, "take over the run"):
-            state = await self._backend.get(STATE)
             seats = await self._backend.list(SEATS)
-        head = read_head(state)
-        if state is None or head is None or head.settings != self._own._settings:
-            raise _StandDown("the run's state is gone, or of other settings")
-        self._state = state.token
-        self._view.apply([state])
         places = {node: seat for node, seat in map(_read_seat, seats.entries) if seat is not None}
         self._tally = Tally(head, places)
         await self._clean_up(seats.entries, head.round - 1)
@@ -243,15 +246,20 @@ class _Duty:
         """Adopt what others wrote to the head: a close. False if it is of another attempt."""
         if self._view.token(COORDINATOR) != self._post:
             raise _StandDown("another node has the post")
-        token, head = self._view.token(STATE), self._view.head
-        if token is None or head is None or head.settings != self._own._settings:
-            raise _StandDown("the run's state is gone, or of other settings")
+        token, head = self._known_head()
         if token != self._state:
             if head.attempt != self._tally.head.attempt:
                 return False
             self._tally.follow(head)
             self._state = token
         return True
+
+    def _known_head(self) -> tuple[Token, Head]:
+        """Return the head as this node sees it, and its token."""
+        token, head = self._view.token(STATE), self._view.head
+        if token is None or head is None or head.settings != self._own._settings:
+            raise _StandDown("the run's state is gone, or of other settings")
+        return token, head
 
     async def _wait(self, roster: Watch, until: float | None) -> None:
         """Wait for news of the roster or the head, at most until then."""

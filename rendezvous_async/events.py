@@ -65,8 +65,9 @@ class Events:
         event = Event(kind, anyio.current_time(), round, detail)
         for listener in self._listeners:
             listener(event)
-        for reader in self._readers:
-            reader.take(event)
+        if self._readers:
+            for reader in self._readers:
+                reader.take(event)
 
     def end(self) -> None:
         """Let every reader end once it has read what there is."""

@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 
 from rendezvous_async.backends import start_backend
-from rendezvous_async.backends.base import Backend, Session
+from rendezvous_async.backends.base import Backend
 from rendezvous_async.control import close_run, evict_node, read_status
 from rendezvous_async.core.codec import decode, encode
 from rendezvous_async.core.diagnosis import Status
@@ -201,8 +201,7 @@ class Rendezvous:
             self._timeouts,
             self._open_backend,
             self._backend,
-            self._make_membership,
-            self._ttl,
+            self._open_membership,
             self._attend,
             self._events.end,
         )
@@ -342,8 +341,7 @@ class Rendezvous:
                         scope.deadline = math.inf
                     elif scope.deadline == math.inf:
                         scope.deadline = anyio.current_time() + self._timeouts.join
-            with anyio.CancelScope(deadline=membership.session.deadline):
-                await view.changed.wait()
+            await view.changed.wait()  # Also fires when the membership is over, by its own clock too.
 
     def _fresh_record(self) -> Node:
         last = None if self.world is None else Last(self.world.round, self.world.rank)
@@ -374,9 +372,9 @@ class Rendezvous:
         assert self._endpoint is not None
         return await start_backend(self._endpoint, self.run_id, **self._options)
 
-    def _make_membership(self, backend: Backend, session: Session) -> Membership:
-        return Membership(
-            backend, session, self.node, self.settings, self._timeouts, self._interval, self._rng, self._events
+    async def _open_membership(self, backend: Backend) -> Membership:
+        return await Membership.open(
+            backend, self._ttl, self.node, self.settings, self._timeouts, self._interval, self._rng, self._events
         )
 
     async def _attend(self, membership: Membership) -> None:

@@ -14,8 +14,9 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 import msgspec
+from anyio.abc import TaskGroup
 
-from rendezvous_async.backends.base import Backend, Condition, Entry, Put, Session, Token, Write
+from rendezvous_async.backends.base import Backend, Condition, Entry, Listing, Put, Session, Token, Watch, Write
 from rendezvous_async.coordinator import Coordinator
 from rendezvous_async.core.codec import encode
 from rendezvous_async.core.state import COORDINATOR, NODES, STATE, Head, Node, Phase, node_key
@@ -34,6 +35,11 @@ __all__ = ["Membership"]
 
 _log = logging.getLogger(__name__)
 
+FOUNDERS = 8
+"""About so many of the nodes that find no run try to found it at once; the others wait a moment for them."""
+FOUND_AFTER = 1.0
+"""Seconds, and up to as many again, after which whoever waited for a founder founds the run itself."""
+
 
 class Membership:
     """A node's session with a run, and the tasks that go with it.
@@ -48,6 +54,8 @@ class Membership:
         self,
         backend: Backend,
         session: Session,
+        view: View,
+        watch: Watch,
         node: str,
         settings: Settings,
         timeouts: Timeouts,
@@ -56,20 +64,50 @@ class Membership:
         events: Events,
     ) -> None:
         self.session = session
-        self.view = View(node)
+        self.view = view
         self.error: RendezvousError | None = None
+        self._watch = watch
         self._backend = backend
         self._node = node
         self._settings = settings
         self._timeouts = timeouts
         self._interval = interval
+        self._rng = rng
         self._events = events
         self._record: Token | None = None
-        self._arrived = anyio.Event()
-        self._scope = anyio.CancelScope()
-        self._coordinator = Coordinator(
-            backend, session, node, settings, self.view, rng, timeouts.heartbeat, self._on_duty
-        )
+        self._arrived = False
+        self._group: TaskGroup | None = None
+        self._coordinator = Coordinator(backend, session, node, settings, view, rng, timeouts.heartbeat, self._on_duty)
+        self._coordinates = False
+        self._must_read = not watch.deliver(self._take, self._fail_by)
+
+    @classmethod
+    async def open(
+        cls,
+        backend: Backend,
+        ttl: float,
+        node: str,
+        settings: Settings,
+        timeouts: Timeouts,
+        interval: float,
+        rng: random.Random,
+        events: Events,
+    ) -> Membership:
+        """Open a session and the watch that goes with it.
+
+        Raises:
+            RendezvousConnectionError: No answer within ``timeouts.heartbeat``.
+        """
+        view = View(node)
+        watch = backend.watch(*view.names)  # First, so that both go out together.
+        try:
+            with answer_within(timeouts.heartbeat, "open a session"):
+                session = await backend.open_session(ttl)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await watch.aclose()
+            raise
+        return cls(backend, session, view, watch, node, settings, timeouts, interval, rng, events)
 
     def __repr__(self) -> str:
         return f"<Membership node={self._node!r} session={self.session.id}{'' if self.error is None else ' over'}>"
@@ -93,18 +131,25 @@ class Membership:
 
     async def run(self) -> None:
         """Run the tasks until the membership is over; never raises."""
-        with self._scope:
-            async with anyio.create_task_group() as group:
-                group.start_soon(self._guard, self._follow)
-                group.start_soon(self._guard, self._coordinate)
-                await self._guard(self._keep_alive)
+        async with anyio.create_task_group() as self._group:
+            if self.error is not None:
+                self._group.cancel_scope.cancel()
+            if self._must_read:
+                self._group.start_soon(self._guard, self._follow)
+            try:
+                with self.view.changed.calling(self._see_to_post):
+                    await self._guard(self._keep_alive)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._watch.aclose()
         self.fail(RendezvousSessionError(f"node {self._node} has left"))
 
     def fail(self, error: RendezvousError) -> None:
         """End it for this reason, unless it is over already: stop all tasks, and tell everybody who waits."""
         if self.error is None:
             self.error = error
-            self._scope.cancel()
+            if self._group is not None:
+                self._group.cancel_scope.cancel()
             self.view.changed.fire()
 
     async def arrive(self, record: Node) -> None:
@@ -117,14 +162,15 @@ class Membership:
             RendezvousConnectionError: No answer; call again with the same record.
         """
         key = node_key(self._node)
+        founds = self._rng.random() * self._settings.min_nodes < FOUNDERS
         while True:
             self.check()
             seen = (self._record, self.view.token(STATE), self.view.token(COORDINATOR))
-            if self.view.loaded:
+            if self.view.loaded and (founds or self.view.head is not None):
                 writes: list[Write] = [Put(key, encode(record), self.session.id)]
                 when = [Condition(key, self._record)]
                 head = await self._head_for(writes, when)
-                if self.view.entry(COORDINATOR) is None:
+                if founds and self.view.entry(COORDINATOR) is None:
                     writes.append(self._coordinator.claim())
                     when.append(Condition(COORDINATOR, None))
                 with answer_within(self._timeouts.heartbeat, f"node {self._node} arrives"):
@@ -138,17 +184,26 @@ class Membership:
                     self.view.apply(entry for entry in commit.entries if entry.key in self.view.names)
                 # One that lost may have got through before, though its answer did not.
                 if commit.won or (mine and mine.value == encode(record) and mine.session == self.session.id):
-                    self._arrived.set()
+                    self._arrived = True
+                    self._see_to_post()
                     self._events.emit(EventKind.ARRIVED, head.round, record.arrival)
                     return
             if seen == (self._record, self.view.token(STATE), self.view.token(COORDINATOR)):
-                await self.view.changed.wait()
+                founds = await self._wait_for_founder() or founds
+
+    async def _wait_for_founder(self) -> bool:
+        """Wait until something has changed; True if there is no run after a while, and this node must found it."""
+        if not self.view.loaded or self.view.head is not None:
+            await self.view.changed.wait()
+            return False
+        return not await self.view.changed.wait(FOUND_AFTER * (1 + self._rng.random()))
 
     async def end(self) -> bool:
         """End the session, so that nothing of this node is left behind; False if the backend could not be told."""
         self.fail(RendezvousSessionError(f"node {self._node} has left"))
         try:
             with answer_within(self._timeouts.close, f"node {self._node} leaves"):
+                await self._watch.aclose()
                 await self.session.aclose()
         except Exception as error:  # Whatever it is: to leave must not fail. It is tried again before a new session.
             _log.warning("node %s could not say that it leaves: %s", self._node, error)
@@ -193,13 +248,16 @@ class Membership:
         """Run one of the tasks; its error ends the membership, and no error of ours reaches the task group."""
         try:
             await task()
-        except RendezvousError as error:
-            self.fail(error)
         except Exception as error:
-            _log.exception("node %s: a background task failed; please report this", self._node)
-            failure = RendezvousSessionError(f"node {self._node}: a background task failed: {error!r}")
-            failure.__cause__ = error
-            self.fail(failure)
+            self._fail_by(error)
+
+    def _fail_by(self, error: Exception) -> None:
+        """End it because of an error in one of the tasks, or in what is done in their place."""
+        if not isinstance(error, RendezvousError):
+            _log.error("node %s: a background task failed; please report this", self._node, exc_info=error)
+            cause, error = error, RendezvousSessionError(f"node {self._node}: a background task failed: {error!r}")
+            error.__cause__ = cause
+        self.fail(error)
 
     async def _keep_alive(self) -> None:
         """Send keep-alives; ends when the session is lost or this node's own clock says so."""
@@ -224,14 +282,23 @@ class Membership:
                 _log.warning("node %s: %s; out in %.1f s unless it comes back", self._node, error, left)
 
     async def _follow(self) -> None:
-        """Take what is pushed into the view."""
-        async with self._backend.watch(*self.view.names) as watch:
-            async for listing in watch:
-                self.view.apply(listing.entries)
+        """Read the watch of a backend that does not deliver."""
+        async for listing in self._watch:
+            self._take(listing)
 
-    async def _coordinate(self) -> None:
-        await self._arrived.wait()
-        await self._coordinator.run()
+    def _take(self, listing: Listing) -> None:
+        """Take what was pushed into the view."""
+        try:
+            self.view.apply(listing.entries)
+        except Exception as error:
+            self._fail_by(error)
+
+    def _see_to_post(self) -> None:
+        """Have the coordinator at work from the first time that there is work for it; most nodes never need one."""
+        if self._arrived and not self._coordinates and self.error is None and self._coordinator.is_wanted:
+            assert self._group is not None
+            self._coordinates = True
+            self._group.start_soon(self._guard, self._coordinator.run)
 
     def _on_duty(self, on: bool) -> None:
         self._events.emit(EventKind.COORDINATING if on else EventKind.RESIGNED)

@@ -14,11 +14,10 @@ from typing import Any
 
 import anyio
 
-from rendezvous_async.backends.base import Backend, Session
+from rendezvous_async.backends.base import Backend
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
 from rendezvous_async.membership import Membership
 from rendezvous_async.settings import Timeouts
-from rendezvous_async.view import answer_within
 
 __all__ = ["Owner"]
 
@@ -36,8 +35,7 @@ class Owner:
         timeouts: The node's.
         open_backend: Opens the backend when it is first needed; it is closed at the end.
         backend: One that is open already, and stays open.
-        make: Makes a membership of a session.
-        ttl: Of every session, in seconds.
+        make: Opens a session, and makes a membership of it.
         attend: Runs a membership until it is over.
         ended: Told when all is done.
 
@@ -52,8 +50,7 @@ class Owner:
         timeouts: Timeouts,
         open_backend: Callable[[], Awaitable[Backend]],
         backend: Backend | None,
-        make: Callable[[Backend, Session], Membership],
-        ttl: float,
+        make: Callable[[Backend], Awaitable[Membership]],
         attend: Callable[[Membership], Coroutine[Any, Any, None]],
         ended: Callable[[], None],
     ) -> None:
@@ -64,7 +61,6 @@ class Owner:
         self._open = open_backend
         self._lent = backend is not None
         self._make = make
-        self._ttl = ttl
         self._attend = attend
         self._ended = ended
         self._unended: list[Membership] = []
@@ -89,7 +85,8 @@ class Owner:
 
     async def started(self) -> None:
         """Wait until tasks can be started."""
-        await self._started.wait()
+        if not self._started.is_set():
+            await self._started.wait()
 
     async def stop(self) -> None:
         """Stop, and wait until nothing is left; a cancellation that comes meanwhile is obeyed afterwards."""
@@ -147,6 +144,8 @@ class Owner:
         Raises:
             RendezvousConnectionError: It cannot be reached.
         """
+        if self.backend is not None:
+            return self.backend
         async with self._opening:
             if self.backend is None:
                 backend = await self._open()
@@ -172,9 +171,7 @@ class Owner:
         await self.end_membership()
         if self._unended:
             raise RendezvousConnectionError(f"{self._name} could not end its last session, so it opens no new one")
-        with answer_within(self._timeouts.heartbeat, "open a session"):
-            session = await backend.open_session(self._ttl)
-        membership = self._make(backend, session)
+        membership = await self._make(backend)
         if self.is_stopping:
             with anyio.CancelScope(shield=True):
                 await membership.end()  # The owner no longer would.

@@ -6,6 +6,7 @@ Everything here is a frozen value. A wrong argument raises ``ValueError`` with t
 from __future__ import annotations
 
 import math
+import re
 from urllib.parse import parse_qsl, quote, unquote
 
 import msgspec
@@ -17,6 +18,7 @@ MAX_NODES = 1_000_000
 MAX_ID_LENGTH = 256
 MAX_ENCODED_ID_LENGTH = 1000
 """Percent-encoded, an id must fit into a backend's key."""
+_PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 _HOST_SCHEMES = frozenset(DEFAULT_PORTS)
 _PATH_SCHEMES = frozenset({"file", "memory"})
 
@@ -53,6 +55,8 @@ def check_id(name: str, value: object) -> str:
 
 def encode_segment(text: str) -> str:
     """Return ``text`` as one segment of a key: percent-encoded, with no slash in it, and never only dots."""
+    if _PLAIN.fullmatch(text):
+        return text
     quoted = quote(text, safe="")
     return quoted.replace(".", "%2E") if quoted.strip(".") == "" else quoted
 

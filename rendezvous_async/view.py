@@ -6,8 +6,10 @@ something to change uses the view's ``Notice``.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
 
 import anyio
 
@@ -23,19 +25,33 @@ class Notice:
     """Something may have changed: wakes all that wait for it, and calls all that asked to be called."""
 
     def __init__(self) -> None:
-        self._event = anyio.Event()
+        self._waiters: dict[asyncio.Future[bool], None] = {}
         self._callbacks: dict[Callable[[], None], None] = {}
 
     def fire(self) -> None:
         """Wake everybody who waits now, and call the callbacks."""
-        event, self._event = self._event, anyio.Event()
-        event.set()
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(True)
         for callback in tuple(self._callbacks):
             callback()
 
-    async def wait(self) -> None:
-        """Wait for the next ``fire()``; look at what you wait for first, with no await in between."""
-        await self._event.wait()
+    async def wait(self, seconds: float | None = None) -> bool:
+        """Wait for the next ``fire()``; look at what you wait for first, with no await in between.
+
+        Returns:
+            False if that did not come within ``seconds``.
+        """
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = loop.create_future()
+        timer = None if seconds is None else loop.call_later(seconds, _give_up, waiter)
+        self._waiters[waiter] = None
+        try:
+            return await waiter
+        finally:
+            del self._waiters[waiter]
+            if timer is not None:
+                timer.cancel()
 
     @contextmanager
     def calling(self, callback: Callable[[], None]) -> Iterator[None]:
@@ -95,10 +111,30 @@ class View:
         self._entries[key] = entry
 
 
-@contextmanager
-def answer_within(seconds: float, what: str) -> Iterator[None]:
+def _give_up(waiter: asyncio.Future[bool]) -> None:
+    if not waiter.done():
+        waiter.set_result(False)
+
+
+class answer_within:
     """Bound a call to the backend; no answer in time is a connection error: it may or may not have happened."""
-    with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
-        yield
-    if scope.cancelled_caught:
-        raise RendezvousConnectionError(f"{what}: the backend did not answer within {seconds:g} s")
+
+    __slots__ = ("_scope", "_seconds", "_what")
+
+    def __init__(self, seconds: float, what: str) -> None:
+        self._seconds = seconds
+        self._what = what
+
+    def __enter__(self) -> None:
+        self._scope = anyio.CancelScope(deadline=anyio.current_time() + self._seconds)
+        self._scope.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        swallow = self._scope.__exit__(kind, error, traceback)
+        if self._scope.cancelled_caught:
+            raise RendezvousConnectionError(
+                f"{self._what}: the backend did not answer within {self._seconds:g} s"
+            ) from None
+        return swallow

@@ -138,6 +138,7 @@ async def test_coordinating_and_resigning() -> None:
         meeting.start(a)
         await anyio.sleep(1)
         await b.join()
+        await until(lambda: a.world is not None)
         await a.leave()
         await anyio.sleep(1)
         assert [event.kind for event in story.events] == [

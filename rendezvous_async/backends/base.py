@@ -21,7 +21,7 @@ from __future__ import annotations
 import struct
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TypeAlias
 
 import anyio
@@ -217,6 +217,14 @@ class Watch(ABC, AsyncIterator[Listing]):
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    def deliver(self, take: Callable[[Listing], None], fail: Callable[[Exception], None]) -> bool:
+        """Have each listing given to ``take`` as it comes, and an error to ``fail``, instead of being read.
+
+        Returns:
+            False if this backend cannot: then the watch must be read.
+        """
+        return False
 
     @abstractmethod
     async def _next(self) -> Listing:

@@ -132,6 +132,8 @@ class Groups:
         self.burying = True
         with warnings.catch_warnings(), _no_new_coroutines():
             warnings.simplefilter("ignore")
+            for task in self._dead:
+                _close_unstarted(task)
             for _ in range(MAX_CANCELLATIONS):
                 pending = [task for task in self._dead if not task.done()]
                 if not pending:
@@ -143,6 +145,18 @@ class Groups:
             self._dead.clear()
             self._dead_generators.clear()
         self.burying = False
+
+
+def _close_unstarted(task: asyncio.Task[Any]) -> None:
+    """Close the coroutine that a task would have run, had it begun: anyio hands it over inside one of its own."""
+    outer = task.get_coro()
+    if iscoroutine(outer) and getcoroutinestate(outer) == CORO_CREATED:
+        found = gc.get_referents(outer)
+        for _ in range(2):
+            found = gc.get_referents(*found)
+            for thing in found:
+                if iscoroutine(thing) and thing is not outer and getcoroutinestate(thing) == CORO_CREATED:
+                    thing.close()
 
 
 @contextmanager

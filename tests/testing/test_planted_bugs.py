@@ -107,7 +107,7 @@ def a_clock_that_is_an_hour_off(patch: MonkeyPatch) -> None:
     patch.setattr(Session, "keep_alive", broken)
 
 
-@bug("out_by_own_clock", "LivelockError")
+@bug("out_by_own_clock", "NotSettledError")
 def a_node_never_counts_itself_out(patch: MonkeyPatch) -> None:
     patch.setattr(membership.Membership, "is_out", property(lambda self: self.error is not None))
 

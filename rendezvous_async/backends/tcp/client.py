@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TypeVar
 
 import anyio
-from anyio.lowlevel import checkpoint
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from rendezvous_async.backends.base import (
     DEFAULT_NAMESPACE,
@@ -167,6 +168,8 @@ class _TcpWatch(Watch):
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._ended = False
+        self._take: Callable[[Listing], None] | None = None
+        self._fail: Callable[[Exception], None] | None = None
         channel.follow(self)
 
     @property
@@ -175,8 +178,16 @@ class _TcpWatch(Watch):
             self._current_at = max(self._current_at, self._channel.current_at)
         return self._current_at
 
+    def deliver(self, take: Callable[[Listing], None], fail: Callable[[Exception], None]) -> bool:
+        self._take, self._fail = take, fail
+        if self._error is not None:
+            fail(self._error)
+        elif self._news is not None:
+            self._hand_over(take)
+        return True
+
     async def _next(self) -> Listing:
-        await checkpoint()
+        await checkpoint_if_cancelled()
         while True:
             if self._ended:
                 raise StopAsyncIteration
@@ -198,6 +209,7 @@ class _TcpWatch(Watch):
 
     async def aclose(self) -> None:
         self._ended = True
+        self._take = self._fail = None
         self._channel.unfollow(self)
         self.wake()
 
@@ -209,6 +221,11 @@ class _TcpWatch(Watch):
         self._news = None
         self._unread = 0
         return Listing(entries, token, self._news_complete)
+
+    def _hand_over(self, take: Callable[[Listing], None]) -> None:
+        listing = self._settle(self._take_news())
+        if listing is not None:
+            take(listing.relative_to(self.prefix))
 
     # What the channel calls.
 
@@ -225,12 +242,17 @@ class _TcpWatch(Watch):
         self._received = listing.token
         self._channel.saw(listing.token)
         self._gather(listing)
-        if self._unread > MAX_UNREAD:
+        if self._take is not None:
+            self._hand_over(self._take)
+        elif self._unread > MAX_UNREAD:
             self._park()
         elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def fail(self, error: Exception, *, ended: bool) -> None:
+        if self._fail is not None:
+            self._fail(error)
+            return
         self._error = error
         self._parked = self._parked or ended
         self.wake()

@@ -1,0 +1,226 @@
+"""How fast nodes meet, learn of each other and meet again: ours next to torch's c10d rendezvous and to a floor.
+
+    python -m tests.benchmarks.bench_meeting [formation|large|late|kill ...] [--quick] [--runs 5]
+
+All contenders have the same shape: a server in its own process, the nodes in up to four others, all told to start at
+once; a figure is the time until the last node is done. ``ours`` starts with a connection open, as torch's handlers do;
+``ours, rejoin`` is the second round of the same nodes, with sessions and watches in place; ``ours, cold`` connects as
+well. The floor is what asyncio needs for as many bare messages: four round trips, and for each node two echoes and one
+message to it, over as many connections in as many processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tests.benchmarks.figures import Figure, Figures
+from tests.benchmarks.fleet import Fleet, Process, fleet, start
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+TORCH_SIZES = (2, 8, 64, 128, 256)
+OUR_SIZES = (2, 8, 64, 128, 256, 1_024)
+LARGE_SIZES = (256, 1_024, 4_096, 10_000)
+SHIPPED_UP_TO = 128
+"""Torch as shipped does not form larger worlds here within minutes."""
+TORCH_PATIENCE = 60.0
+MEMBERS = 64
+
+
+@asynccontextmanager
+async def server(module: str, *args: object) -> AsyncIterator[tuple[Process, str]]:
+    """Have a server in a process of its own, and where it listens."""
+    process = await start(module, *args)
+    try:
+        address = await process.answer()
+        assert await process.answer() == "ready"
+        yield process, str(address)
+    finally:
+        await process.kill()
+
+
+async def check(nodes: Fleet, size: int) -> None:
+    """Join with all, and see to it that the world is one."""
+    answers = await nodes.ask("join")
+    ranks = sorted(rank for answer in answers for rank in answer["ranks"])
+    assert ranks == list(range(size)), f"a world of {size} with the ranks {ranks[:20]}..."
+
+
+async def floor(count: int, processes: int = 4) -> float:
+    """Return the floor in seconds."""
+    async with server("echo_server") as (_, port), fleet("echo", count, port, processes=processes) as clients:
+        await clients.ask("connect")
+        trip = (await clients.workers[0].ask("trip"))["seconds"]
+        echoes = sorted([await clients.time("echo") or 0.0 for _ in range(5)])[2]
+        sends = []
+        for _ in range(5):
+            await clients.ask("expect")
+            begin = time.monotonic()
+            for worker in clients.workers[1:]:
+                worker.tell("hear")
+            clients.workers[0].tell("cry")
+            sends.append(max([(await worker.answer())["done"] for worker in clients.workers]) - begin)
+        return float(4 * trip + 2 * echoes + sorted(sends)[2])
+
+
+async def formation(figures: Figures, runs: int, quick: bool) -> None:
+    """Formation against N, ours, torch's and the floor, in turns."""
+    sizes = (2, 8, 64) if quick else OUR_SIZES
+    for count in sizes:
+        times: dict[str, list[float | None]] = {}
+        for number in range(runs):
+            async with server("server") as (process, endpoint):
+                run_id = f"formation-{number}"
+                async with fleet("ours", count, endpoint, run_id, count) as nodes:
+                    await nodes.ask("enter")
+                    times.setdefault("ours, cold", []).append(await nodes.time("join"))
+                async with fleet("ours", count, endpoint, f"{run_id}-warm", count) as nodes:
+                    await nodes.ask("enter")
+                    await nodes.ask("connect")
+                    cpu = process.cpu()
+                    times.setdefault("ours", []).append(await nodes.time("join"))
+                    times.setdefault("server CPU", []).append((process.cpu() - cpu) / count * 1e6)
+                    times.setdefault("ours, rejoin", []).append(await nodes.time("join"))
+                    await check(nodes, count)
+            times.setdefault("floor", []).append(await floor(count))
+            if HAS_TORCH and count in TORCH_SIZES:
+                kinds = ["c10d at its best"] + ["c10d as shipped"] * (count <= SHIPPED_UP_TO and number < 3)
+                for kind in kinds:
+                    times.setdefault(kind, []).append(await torch_formation(count, kind.split()[-1]))
+        found: dict[str, Figure] = {}
+        for who, values in times.items():
+            unit, what = ("us/node", "server CPU per node") if who == "server CPU" else ("s", "formation")
+            name = "ours" if who == "server CPU" else who
+            found[who] = figures.add("meeting", what, name, values, unit, count)
+        if "c10d at its best" in found:
+            figures.ratio("meeting", "how many times faster", found["c10d at its best"], found["ours"])
+        figures.ratio("meeting", "above the floor", found["ours"], found["floor"])
+        figures.ratio("meeting", "above the floor", found["ours, rejoin"], found["floor"])
+
+
+async def torch_formation(count: int, kind: str) -> float | None:
+    async with server("torch_store") as (_, port), fleet("torch_c10d", count, port, "run", count, kind) as nodes:
+        await nodes.ask("connect")
+        return await nodes.time("join", TORCH_PATIENCE)
+
+
+async def large(figures: Figures, runs: int, quick: bool) -> None:
+    """Large worlds of ours, connecting first and connected, and what each node costs the server."""
+    for count in (256, 1_024) if quick else LARGE_SIZES:
+        cold: list[float | None] = []
+        warm: list[float | None] = []
+        cpu_cold: list[float | None] = []
+        cpu_warm: list[float | None] = []
+        for number in range(min(runs, 3)):
+            async with server("server") as (process, endpoint):
+                for into, cpus, commands in ((cold, cpu_cold, ["enter"]), (warm, cpu_warm, ["enter", "connect"])):
+                    async with fleet("ours", count, endpoint, f"large-{number}-{len(commands)}", count) as nodes:
+                        for command in commands:
+                            await nodes.ask(command)
+                        used = process.cpu()
+                        into.append(await nodes.time("join"))
+                        cpus.append((process.cpu() - used) / count * 1e6)
+        for what, values, cpus in (("ours, cold", cold, cpu_cold), ("ours", warm, cpu_warm)):
+            figures.add("large", "formation", what, values, nodes=count)
+            figures.add("large", "server CPU per node", what, cpus, "us/node", count)
+
+
+async def late(figures: Figures, runs: int, quick: bool) -> None:
+    """A late joiner: when all members know, and how long the new world takes."""
+    nodes = f"{MEMBERS}:{MEMBERS + 1}"
+    known: dict[str, list[float | None]] = {}
+    formed: dict[str, list[float | None]] = {}
+    for number in range(runs):
+        async with (
+            server("server") as (_, endpoint),
+            fleet("ours", MEMBERS, endpoint, "late", nodes) as members,
+            fleet("ours", 1, endpoint, "late", nodes) as newcomer,
+        ):
+            await members.ask("enter")
+            await newcomer.ask("enter")
+            await newcomer.ask("connect")
+            await one_late(members, newcomer, known.setdefault("ours", []), formed.setdefault("ours", []))
+        if HAS_TORCH and number < (1 if quick else 3):
+            async with (
+                server("torch_store") as (_, port),
+                fleet("torch_c10d", MEMBERS, port, "late", nodes, "best") as members,
+                fleet("torch_c10d", 1, port, "late", nodes, "best") as newcomer,
+            ):
+                await members.ask("connect")
+                await newcomer.ask("connect")
+                who = "c10d at its best"
+                await one_late(members, newcomer, known.setdefault(who, []), formed.setdefault(who, []))
+    for who, values in known.items():
+        figures.add("late", "a late joiner is known to all", who, values, nodes=MEMBERS)
+    for who, values in formed.items():
+        figures.add("late", "re-forming with it", who, values, nodes=MEMBERS)
+
+
+async def one_late(
+    members: Fleet, newcomer: Fleet, known: list[float | None], formed: list[float | None]
+) -> None:
+    await check(members, MEMBERS)
+    await members.ask("watch")
+    await asyncio.sleep(0.5)
+    begin = time.monotonic()
+    newcomer.workers[0].tell("join")
+    answers = await members.ask("changed")
+    known.append(max(answer["done"] for answer in answers) - begin)
+    again = await members.time("join")
+    answer = await newcomer.workers[0].answer()
+    assert answer["size"] == MEMBERS + 1
+    formed.append(again)
+
+
+async def kill(figures: Figures, runs: int, quick: bool) -> None:
+    """SIGKILL of a member: when all others know, and when they have formed again."""
+    nodes = f"{MEMBERS - 1}:{MEMBERS}"
+    first: list[float | None] = []
+    last: list[float | None] = []
+    formed: list[float | None] = []
+    for _ in range(runs):
+        async with (
+            server("server") as (_, endpoint),
+            fleet("ours", MEMBERS - 1, endpoint, "kill", nodes) as members,
+            fleet("ours", 1, endpoint, "kill", nodes) as victim,
+        ):
+            await members.ask("enter")
+            await victim.ask("enter")
+            victim.workers[0].tell("join")
+            await members.ask("join")
+            await victim.workers[0].answer()
+            await members.ask("watch")
+            await asyncio.sleep(0.5)
+            begin = time.monotonic()
+            await victim.workers[0].kill()
+            answers = await members.ask("changed")
+            first.append(min(answer["first"] for answer in answers) - begin)
+            last.append(max(answer["done"] for answer in answers) - begin)
+            await members.ask("join")
+            formed.append(time.monotonic() - begin)
+    note = "disconnect_grace is 1 s"
+    figures.add("kill", "SIGKILL known to the first", "ours", first, nodes=MEMBERS, note=note)
+    figures.add("kill", "SIGKILL known to all", "ours", last, nodes=MEMBERS, note=note)
+    figures.add("kill", "re-formed without it", "ours", formed, nodes=MEMBERS, note=note)
+
+
+PARTS = {"formation": formation, "large": large, "late": late, "kill": kill}
+
+
+async def main(figures: Figures, names: list[str], runs: int, quick: bool) -> None:
+    """Run the parts that are named; all if none is."""
+    for name in names or PARTS:
+        await PARTS[name](figures, runs, quick)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", choices=[*PARTS, []], help="which ones; all if none is named")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes")
+    parser.add_argument("--runs", type=int, default=5)
+    arguments = parser.parse_args()
+    asyncio.run(main(Figures(), arguments.names, arguments.runs, arguments.quick))

@@ -1,0 +1,107 @@
+"""What a benchmark prints: a figure is the median of several runs, with the least and the most of them."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+import msgspec
+
+__all__ = ["Figure", "Figures", "short"]
+
+
+class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One thing that was measured.
+
+    Attributes:
+        part: Of the suite.
+        what: Was measured.
+        who: Was it measured of: ours, a peer, or a floor.
+        median: Of all runs; None if none of them came to its end.
+        unit: Of median, least and most.
+        runs: How many came to their end.
+        failed: How many did not.
+        nodes: How many there were, if it depends on that.
+        note: What a reader should know.
+    """
+
+    part: str
+    what: str
+    who: str
+    median: float | None
+    unit: str
+    least: float | None = None
+    most: float | None = None
+    runs: int = 1
+    failed: int = 0
+    nodes: int = 0
+    note: str = ""
+
+
+class Figures:
+    """Prints every figure as a JSON line as soon as it is there, and all of them as a table in the end."""
+
+    def __init__(self, out: TextIO = sys.stdout) -> None:
+        self.all: list[Figure] = []
+        self._out = out
+
+    def add(
+        self,
+        part: str,
+        what: str,
+        who: str,
+        values: Sequence[float | None],
+        unit: str = "s",
+        nodes: int = 0,
+        note: str = "",
+    ) -> Figure:
+        """Add what several runs gave; None stands for a run that did not come to its end."""
+        there = [value for value in values if value is not None]
+        figure = Figure(
+            part,
+            what,
+            who,
+            short(statistics.median(there)) if there else None,
+            unit,
+            short(min(there)) if there else None,
+            short(max(there)) if there else None,
+            len(there),
+            len(values) - len(there),
+            nodes,
+            note,
+        )
+        self.all.append(figure)
+        print(json.dumps(msgspec.to_builtins(figure)), file=self._out, flush=True)
+        return figure
+
+    def ratio(self, part: str, what: str, over: Figure, under: Figure) -> None:
+        """Add how many times ``under`` fits into ``over``."""
+        value = over.median / under.median if over.median is not None and under.median else None
+        self.add(part, what, f"{over.who} / {under.who}", [value], "times", over.nodes)
+
+    def table(self) -> str:
+        """Return all figures as a Markdown table."""
+        lines = [
+            "| part | what | nodes | who | median | least | most | runs |",
+            "|---|---|--:|---|--:|--:|--:|--:|",
+        ]
+        for figure in self.all:
+            runs = f"{figure.runs}" + (f" ({figure.failed} did not end)" if figure.failed else "")
+            median, least, most = (
+                "never" if value is None else f"{value:g} {figure.unit}"
+                for value in (figure.median, figure.least, figure.most)
+            )
+            note = f" ({figure.note})" if figure.note else ""
+            lines.append(
+                f"| {figure.part} | {figure.what}{note} | {figure.nodes or ''} | {figure.who} | {median} | {least} | "
+                f"{most} | {runs} |"
+            )
+        return "\n".join(lines) + "\n"
+
+
+def short(value: float) -> float:
+    """Return ``value`` to three digits."""
+    return float(f"{value:.3g}")

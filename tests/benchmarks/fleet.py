@@ -1,0 +1,123 @@
+"""A fleet: worker processes with some nodes each, told what to do line by line, all at once.
+
+A worker is a module of ``workers``. It reads one command a line and answers each with one JSON object; times in it are
+of the machine's monotonic clock, which all processes share, so a moment in one worker can be compared with one in
+another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+__all__ = ["Fleet", "Process", "fleet", "spread", "start"]
+
+PATIENCE = 120.0
+
+
+class Process:
+    """A worker or a server in a process of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    async def answer(self, patience: float = PATIENCE) -> Any:
+        """Return the next line that it prints, as JSON; TimeoutError if none comes in time."""
+        assert self._process.stdout is not None
+        line = await asyncio.wait_for(self._process.stdout.readline(), patience)
+        if not line:
+            raise ConnectionError("a worker died; what it said is above")
+        return json.loads(line)
+
+    def tell(self, command: str) -> None:
+        """Send a command."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{command}\n".encode())
+
+    async def ask(self, command: str, patience: float = PATIENCE) -> Any:
+        """Send a command and return the answer."""
+        self.tell(command)
+        return await self.answer(patience)
+
+    async def kill(self) -> None:
+        """End it, by SIGKILL."""
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.communicate()
+
+    def cpu(self) -> float:
+        """Return how many seconds of CPU time it has used, on all its threads."""
+        with open(f"/proc/{self.pid}/schedstat") as file:
+            main = int(file.read().split()[0])
+        with open(f"/proc/{self.pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        ticks = (int(fields[11]) + int(fields[12])) / 100
+        return max(main / 1e9, ticks)
+
+    def memory(self) -> int:
+        """Return how many bytes of memory it has in use."""
+        with open(f"/proc/{self.pid}/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+
+class Fleet:
+    """Several workers that get the same commands."""
+
+    def __init__(self, workers: Sequence[Process]) -> None:
+        self.workers = workers
+
+    async def ask(self, command: str, patience: float = PATIENCE) -> list[Any]:
+        """Send a command to all and return all answers."""
+        for worker in self.workers:
+            worker.tell(command)
+        return [await worker.answer(patience) for worker in self.workers]
+
+    async def time(self, command: str, patience: float = PATIENCE) -> float | None:
+        """Return the seconds from sending a command to the last worker's ``done``; None if it takes too long."""
+        begin = time.monotonic()
+        try:
+            answers = await self.ask(command, patience)
+        except TimeoutError:
+            return None
+        ends: list[float | None] = [answer["done"] for answer in answers]
+        return None if None in ends else max(end for end in ends if end is not None) - begin
+
+
+async def start(module: str, *args: object) -> Process:
+    """Start a module of ``workers``."""
+    return Process(
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", f"tests.benchmarks.workers.{module}", *map(str, args)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONWARNINGS": "ignore"},  # torch warns of a missing NumPy, in every process
+        )
+    )
+
+
+def spread(nodes: int, processes: int) -> list[int]:
+    """Return how many of the nodes each process gets."""
+    processes = min(nodes, processes)
+    return [nodes // processes + (number < nodes % processes) for number in range(processes)]
+
+
+@asynccontextmanager
+async def fleet(module: str, nodes: int, *args: object, processes: int = 4) -> AsyncIterator[Fleet]:
+    """Have so many nodes in up to ``processes`` workers; each is told how many it has, then ``args``."""
+    workers: list[Process] = []
+    try:
+        for count in spread(nodes, processes):
+            workers.append(await start(module, count, *args))
+        for worker in workers:
+            assert await worker.answer() == "ready"
+        yield Fleet(workers)
+    finally:
+        for worker in workers:
+            await worker.kill()

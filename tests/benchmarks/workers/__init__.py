@@ -1,0 +1,1 @@
+"""The processes of a benchmark: servers and nodes, ours and the peers'. See ``fleet``."""

@@ -1,0 +1,132 @@
+"""Some nodes of ours, as tasks of one event loop.
+
+    python -m tests.benchmarks.workers.ours COUNT ENDPOINT RUN_ID NODES
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from contextlib import AsyncExitStack
+from typing import Any
+
+import rendezvous_async as rdzv
+import rendezvous_async.backends.tcp  # noqa: F401 - what an import costs is measured by itself
+from tests.benchmarks.workers.commands import obey, traffic
+
+TIMEOUTS = rdzv.Timeouts(join=110, last_call=0.001, regroup=0.001)
+
+
+class Nodes:
+    """The nodes of this worker."""
+
+    def __init__(self, count: int, endpoint: str, run_id: str, nodes: str) -> None:
+        self.meetings = [
+            rdzv.connect(
+                endpoint,
+                run_id=run_id,
+                nodes=nodes,
+                timeouts=TIMEOUTS,
+                keep_alive_max_attempt=30,
+                is_host=False,
+                connect_timeout=100,
+            )
+            for _ in range(count)
+        ]
+        self.worlds: list[rdzv.World] = []
+        self.changes: list[asyncio.Task[float]] = []
+        self._stack = AsyncExitStack()
+
+    async def enter(self) -> Any:
+        """Enter all; nothing is sent yet."""
+        for meeting in self.meetings:
+            await self._stack.enter_async_context(meeting)
+        return {}
+
+    async def connect(self) -> Any:
+        """Connect all, a few at a time."""
+        for first in range(0, len(self.meetings), 64):
+            await asyncio.gather(*(meeting.status() for meeting in self.meetings[first : first + 64]))
+        return {}
+
+    async def join(self) -> Any:
+        """Join with all of them at once."""
+        self.worlds = await asyncio.gather(*(meeting.join() for meeting in self.meetings))
+        return {
+            "done": time.monotonic(),
+            "ranks": [world.rank for world in self.worlds],
+            "size": self.worlds[0].size,
+            "round": self.worlds[0].round,
+        }
+
+    async def watch(self) -> Any:
+        """From now on note when each learns that its world has changed."""
+
+        async def noted(world: rdzv.World) -> float:
+            await world.changed()
+            return time.monotonic()
+
+        self.changes = [asyncio.ensure_future(noted(world)) for world in self.worlds]
+        return {}
+
+    async def changed(self) -> Any:
+        """Return when the first and the last of them learned it."""
+        times = await asyncio.gather(*self.changes)
+        return {"first": min(times), "done": max(times)}
+
+    async def traffic(self) -> Any:
+        """Return what went over the wire so far."""
+        return traffic()
+
+    async def store(self, seconds: str) -> Any:
+        """Return how many operations a second the round's store does, one after the other."""
+        store = self.worlds[0].store
+        await store.set("key", b"0")
+        value = b"0"
+        rates = {}
+        for name in ("set", "get", "add", "compare_set"):
+            count, begin = 0, time.perf_counter()
+            while (now := time.perf_counter()) - begin < float(seconds):
+                if name == "set":
+                    await store.set("key", b"0")
+                elif name == "get":
+                    await store.get("key")
+                elif name == "add":
+                    await store.add("number", 1)
+                else:
+                    new = str(count).encode()
+                    await store.compare_set("key", value, new)
+                    value = new
+                count += 1
+            rates[name] = count / (now - begin)
+        return rates
+
+    async def lateness(self, seconds: str) -> Any:
+        """Return how late the callbacks of others run: a timer each 2 ms, for so long."""
+        return await lateness(float(seconds))
+
+
+async def lateness(seconds: float) -> dict[str, float]:
+    """Return the median, the 99th percentile and the most of how late a timer fires that is set each 2 ms."""
+    loop = asyncio.get_running_loop()
+    late: list[float] = []
+    end = loop.time() + seconds
+    while loop.time() < end:
+        due = loop.time() + 0.002
+        await asyncio.sleep(0.002)
+        late.append(loop.time() - due)
+    late.sort()
+    return {"median": late[len(late) // 2], "p99": late[len(late) * 99 // 100], "most": late[-1]}
+
+
+async def main(count: str, endpoint: str, run_id: str, nodes: str) -> None:
+    logging.disable(logging.WARNING)
+    fleet = Nodes(int(count), endpoint, run_id, nodes)
+    names = ("enter", "connect", "join", "watch", "changed", "traffic", "store", "lateness")
+    await obey({name: getattr(fleet, name) for name in names})
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,19 @@
+"""Our TCP server, alone in its process; with an argument, durable in that directory."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from rendezvous_async.backends.tcp import serve
+from tests.benchmarks.workers.commands import obey, say
+
+
+async def main() -> None:
+    async with serve("127.0.0.1", 0, data_dir=sys.argv[1] if len(sys.argv) > 1 else None) as server:
+        say(server.endpoint)
+        await obey({})
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
