@@ -160,9 +160,7 @@ async def late(figures: Figures, runs: int, quick: bool) -> None:
         figures.add("late", "re-forming with it", who, values, nodes=MEMBERS)
 
 
-async def one_late(
-    members: Fleet, newcomer: Fleet, known: list[float | None], formed: list[float | None]
-) -> None:
+async def one_late(members: Fleet, newcomer: Fleet, known: list[float | None], formed: list[float | None]) -> None:
     await check(members, MEMBERS)
     await members.ask("watch")
     await asyncio.sleep(0.5)

@@ -15,6 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
+from anyio import to_thread
+
 __all__ = ["Disk", "fail_syncs_on_signal", "run_command"]
 
 SIZE = 48 * 1024 * 1024
@@ -79,6 +82,14 @@ class Disk:
     def free(self) -> None:
         """Make room again."""
         self._filler.unlink(missing_ok=True)
+
+    async def be_full(self, seconds: float) -> None:
+        """Be full for a while."""
+        try:
+            await to_thread.run_sync(self.fill)
+            await anyio.sleep(seconds)
+        finally:
+            self.free()
 
 
 def run_command(*command: str) -> str | None:

@@ -16,6 +16,7 @@ import anyio
 
 from rendezvous_async.testing.campaign.processes import Child
 from rendezvous_async.testing.campaign.stage import Place, Stage
+from rendezvous_async.testing.proxy import Direction, Proxy
 
 __all__ = ["Actor", "Fault", "Scene", "faults_of"]
 
@@ -104,12 +105,7 @@ async def _freeze(scene: Scene, rng: random.Random, seconds: float) -> bool:
 
 async def cut_one(scene: Scene, rng: random.Random) -> bool:
     """Reset the connections of one process."""
-
-    def cut(place: Place) -> None:
-        for proxy in place.proxies:
-            proxy.cut()
-
-    return await _at_one_place(scene, rng, cut)
+    return await _at_one_place(scene, rng, Proxy.cut)
 
 
 async def cut_all(scene: Scene, rng: random.Random) -> bool:
@@ -122,24 +118,14 @@ async def cut_all(scene: Scene, rng: random.Random) -> bool:
 
 async def half_close(scene: Scene, rng: random.Random) -> bool:
     """End one direction of one process's connections; the other stays open."""
-    to_server = rng.random() < 0.5
-
-    def end(place: Place) -> None:
-        for proxy in place.proxies:
-            proxy.half_close("to_server" if to_server else "to_client")
-
-    return await _at_one_place(scene, rng, end)
+    direction: Direction = "to_server" if rng.random() < 0.5 else "to_client"
+    return await _at_one_place(scene, rng, lambda proxy: proxy.half_close(direction))
 
 
 async def lose_an_answer(scene: Scene, rng: random.Random) -> bool:
     """Lose the next bytes from or to the server, and cut their connection: it happened, and nobody was told."""
-    to_client = rng.random() < 0.7
-
-    def lose(place: Place) -> None:
-        for proxy in place.proxies:
-            proxy.lose_next("to_client" if to_client else "to_server")
-
-    return await _at_one_place(scene, rng, lose)
+    direction: Direction = "to_client" if rng.random() < 0.7 else "to_server"
+    return await _at_one_place(scene, rng, lambda proxy: proxy.lose_next(direction))
 
 
 async def half_open(scene: Scene, rng: random.Random) -> bool:
@@ -225,11 +211,12 @@ async def limit_files(scene: Scene, rng: random.Random) -> bool:
     return True
 
 
-async def _at_one_place(scene: Scene, rng: random.Random, harm: Callable[[Place], object]) -> bool:
+async def _at_one_place(scene: Scene, rng: random.Random, harm: Callable[[Proxy], None]) -> bool:
     actor = _pick(scene, rng)
     if actor is None:
         return False
-    harm(actor.place)
+    for proxy in actor.place.proxies:
+        harm(proxy)
     await anyio.lowlevel.checkpoint()
     return True
 

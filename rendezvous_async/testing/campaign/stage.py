@@ -168,9 +168,4 @@ class FileStage(Stage):
         self.places = [Place(self.endpoint, []) for _ in range(self._count)]
 
     async def _fill_disk(self, rng: random.Random) -> None:
-        seconds = 0.3 + 2 * rng.random()
-        try:
-            await to_thread.run_sync(self._disk.fill)
-            await anyio.sleep(seconds)
-        finally:
-            self._disk.free()
+        await self._disk.be_full(0.3 + 2 * rng.random())

@@ -9,7 +9,6 @@ import socket
 
 import anyio
 import msgspec
-from anyio import to_thread
 
 from rendezvous_async.backends.tcp.serving import LOG_NAME
 from rendezvous_async.testing.campaign.follower import LogFollower
@@ -121,10 +120,5 @@ class TcpStage(Stage):
         await self._back_up()
 
     async def _fill_disk(self, rng: random.Random) -> None:
-        seconds = 0.3 + 2 * rng.random()
-        try:
-            await to_thread.run_sync(self._disk.fill)
-            await anyio.sleep(seconds)
-        finally:
-            self._disk.free()
+        await self._disk.be_full(0.3 + 2 * rng.random())
         await self._back_up()

@@ -1,6 +1,6 @@
 """The floor: some connections to the echo server, each as cheap as asyncio makes it.
 
-    python -m tests.benchmarks.workers.echo COUNT PORT
+python -m tests.benchmarks.workers.echo COUNT PORT
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Some nodes of ours, as tasks of one event loop.
 
-    python -m tests.benchmarks.workers.ours COUNT ENDPOINT RUN_ID NODES
+python -m tests.benchmarks.workers.ours COUNT ENDPOINT RUN_ID NODES
 """
 
 from __future__ import annotations
