@@ -64,7 +64,7 @@ async def hold_a_world(stack: AsyncExitStack, endpoint: str) -> list[World]:
                 run_id="job",
                 nodes=3,
                 timeouts=rdzv.Timeouts(join=WAIT),
-                keep_alive_interval=1,
+                keep_alive_interval=2,
                 keep_alive_max_attempt=30,
             )
         )
