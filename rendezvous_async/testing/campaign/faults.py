@@ -10,9 +10,11 @@ import random
 import resource
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Protocol, TypeAlias
 
 import anyio
+from anyio import to_thread
 
 from rendezvous_async.testing.campaign.processes import Child
 from rendezvous_async.testing.campaign.stage import Place, Stage
@@ -168,13 +170,15 @@ async def partition(scene: Scene, rng: random.Random) -> bool:
     actor = _pick(scene, rng, lambda actor: actor.place.link is not None)
     if actor is None or actor.place.link is None:
         return False
+    link = actor.place.link
     scene.note("partition", actor)
     try:
-        failure = actor.place.link.cut()
+        failure = await to_thread.run_sync(link.cut)
         assert failure is None, f"a link could not be taken down: {failure}"
         await anyio.sleep(seconds)
     finally:
-        failure = actor.place.link.mend()
+        with anyio.CancelScope(shield=True):
+            failure = await to_thread.run_sync(link.mend)
         scene.note("heal", actor)
     assert failure is None, f"a link could not be brought up: {failure}"
     return True
@@ -202,10 +206,11 @@ async def limit_files(scene: Scene, rng: random.Random) -> bool:
     unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     pid = actor.child.pid
     try:
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        with suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         await anyio.sleep(seconds)
     finally:
-        if actor.child.running:
+        with suppress(ProcessLookupError):
             resource.prlimit(pid, resource.RLIMIT_FSIZE, unlimited)
         actor.busy = False
     return True
