@@ -1,6 +1,6 @@
 """How fast the TCP backend is, next to a bare asyncio echo on the same kind of transports in the same run.
 
-    python -m tests.benchmarks.bench_tcp [requests|durable|held|keepalive|kill|formation ...] [--quick]
+    python -m tests.benchmarks.bench_tcp [requests|durable|held|keepalive|kill ...] [--quick]
 
 Prints JSON lines, one for each measurement; every figure is the median of several runs. The server always has a
 process of its own, so that its CPU time can be told from the clients'. Clients share this process: with two cores they
@@ -375,103 +375,12 @@ async def bench_kill(quick: bool) -> None:
         await close_all(backends)
 
 
-NODES = """
-import asyncio, logging, sys
-import anyio
-import rendezvous_async as rdzv
-async def main(endpoint, run_id, count, total, warm):
-    logging.disable(logging.WARNING)
-    go, joined, leave = anyio.Event(), 0, anyio.Event()
-    async def node():
-        nonlocal joined
-        options = {"is_host": False, "connect_timeout": 120}
-        async with rdzv.connect(endpoint, run_id=run_id, nodes=total, keep_alive_max_attempt=30, **options) as meeting:
-            if warm == "True":
-                await meeting.status()
-            ready.append(None)
-            await go.wait()
-            world = await meeting.join()
-            assert world.size == total
-            joined += 1
-            if joined == count:
-                print("joined", flush=True)
-            await leave.wait()
-    ready = []
-    loop = asyncio.get_running_loop()
-    async with anyio.create_task_group() as group:
-        for _ in range(count):
-            group.start_soon(node)
-        while len(ready) < count:
-            await anyio.sleep(0.01)
-        print("ready", flush=True)
-        await loop.run_in_executor(None, sys.stdin.readline)
-        go.set()
-        await loop.run_in_executor(None, sys.stdin.readline)
-        leave.set()
-endpoint, run_id, count, total, warm = sys.argv[1:]
-anyio.run(main, endpoint, run_id, int(count), int(total), warm)
-"""
-
-
-async def form(server: Server, nodes: int, processes: int, warm: bool, run_id: str) -> tuple[float, float]:
-    """Let so many nodes meet; returns the seconds until the last holds its rank, and the server's CPU time."""
-    counts = [nodes // processes + (number < nodes % processes) for number in range(processes)]
-    workers = [
-        await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", NODES, server.endpoint, run_id, str(count), str(nodes), str(warm)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        for count in counts
-    ]
-
-    async def expect(line: bytes) -> None:
-        for worker in workers:
-            assert worker.stdout is not None
-            assert await worker.stdout.readline() == line
-
-    def tell() -> None:
-        for worker in workers:
-            assert worker.stdin is not None
-            worker.stdin.write(b"\n")
-
-    await expect(b"ready\n")
-    cpu, begin = server.cpu(), time.perf_counter()
-    tell()
-    await expect(b"joined\n")
-    seconds, cpu = time.perf_counter() - begin, server.cpu() - cpu
-    tell()
-    for worker in workers:
-        await worker.communicate()
-    return seconds, cpu
-
-
-async def bench_formation(quick: bool) -> None:
-    """N nodes in several processes meet: warm, from open connections, and cold, connecting first."""
-    sizes, runs, processes = ((64, 256), 3, 2) if quick else ((64, 256, 1_024, 4_096), 5, 4)
-    for nodes in sizes:
-        for warm in (True, False):
-            results = []
-            for number in range(runs):
-                async with Server() as server:
-                    results.append(await form(server, nodes, processes, warm, f"formation-{number}"))
-            report(
-                "formation",
-                nodes=nodes,
-                processes=processes,
-                start="warm" if warm else "cold",
-                seconds=rounded(statistics.median(seconds for seconds, _ in results)),
-                server_cpu_us_per_node=rounded(statistics.median(cpu for _, cpu in results) / nodes * 1e6),
-            )
-
-
 BENCHMARKS: dict[str, Callable[[bool], Awaitable[None]]] = {
     "requests": bench_requests,
     "durable": bench_durable,
     "held": bench_held,
     "keepalive": bench_keepalive,
     "kill": bench_kill,
-    "formation": bench_formation,
 }
 
 

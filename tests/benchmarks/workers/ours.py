@@ -13,8 +13,8 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import rendezvous_async as rdzv
-import rendezvous_async.backends.tcp  # noqa: F401 - what an import costs is measured by itself
-from tests.benchmarks.workers.commands import obey, traffic
+import rendezvous_async.backends.tcp
+from tests.benchmarks.workers.commands import Profiler, obey, traffic
 
 TIMEOUTS = rdzv.Timeouts(join=110, last_call=0.001, regroup=0.001)
 
@@ -68,7 +68,7 @@ class Nodes:
             await world.changed()
             return time.monotonic()
 
-        self.changes = [asyncio.ensure_future(noted(world)) for world in self.worlds]
+        self.changes = [asyncio.ensure_future(noted(world)) for world in self.worlds]  # noqa: TID251
         return {}
 
     async def changed(self) -> Any:
@@ -125,7 +125,9 @@ async def main(count: str, endpoint: str, run_id: str, nodes: str) -> None:
     logging.disable(logging.WARNING)
     fleet = Nodes(int(count), endpoint, run_id, nodes)
     names = ("enter", "connect", "join", "watch", "changed", "traffic", "store", "lateness")
-    await obey({name: getattr(fleet, name) for name in names})
+    profiler = Profiler()
+    commands = {name: getattr(fleet, name) for name in names}
+    await obey({**commands, "profile": profiler.profile, "profiled": profiler.profiled})
 
 
 if __name__ == "__main__":

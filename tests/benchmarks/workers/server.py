@@ -6,13 +6,14 @@ import asyncio
 import sys
 
 from rendezvous_async.backends.tcp import serve
-from tests.benchmarks.workers.commands import obey, say
+from tests.benchmarks.workers.commands import Profiler, obey, say
 
 
 async def main() -> None:
     async with serve("127.0.0.1", 0, data_dir=sys.argv[1] if len(sys.argv) > 1 else None) as server:
         say(server.endpoint)
-        await obey({})
+        profiler = Profiler()
+        await obey({"profile": profiler.profile, "profiled": profiler.profiled})
 
 
 if __name__ == "__main__":
