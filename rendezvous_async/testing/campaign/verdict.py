@@ -217,6 +217,8 @@ def watches_are_exact(evidence: Evidence) -> Iterator[str]:
             if saw.revision < last or any(revision > saw.revision for _, revision, _ in saw.entries):
                 yield f"{saw} goes back from {last}, or ahead of itself"
             last = saw.revision
+            if saw.complete:
+                view, blurred = {}, False
             for key, _, value in saw.entries:
                 if value is None:
                     view.pop(key, None)

@@ -169,6 +169,13 @@ def test_each_breach_is_found_by_its_check(plant: Plant, check: str) -> None:
     assert check in DATA_CHECKS
 
 
+def test_a_complete_listing_takes_the_place_of_what_was_known() -> None:
+    """A watch that cannot resume begins anew, and tells of deletions by what it leaves out."""
+    lines = list(LINES)
+    lines[20] = Saw(1.9, "b", 1, EPOCH, 9, True, (("x", 9, "a.3"),))
+    judge(evidence(lines, COMMITS, RECORDS))
+
+
 def test_what_is_known_only_as_a_sum_is_not_held_against_anybody() -> None:
     """A compaction hides the commits of one batch; the keys that they left are known, the commits are not."""
     commits = [commit(5, x="a.1"), commit(8, gap=5, x="b.1"), commit(9, x="a.3")]
