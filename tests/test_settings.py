@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rendezvous_async.backends.base import check_key
+from rendezvous_async.backends.names import check_key
 from rendezvous_async.settings import (
     DEFAULT_PORTS,
     MAX_NODES,

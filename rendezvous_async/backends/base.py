@@ -27,6 +27,7 @@ from typing import TypeAlias
 import anyio
 import msgspec
 
+from rendezvous_async.backends.names import check_key, check_name, name_size, subtrees_of
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousStateError
 from rendezvous_async.settings import check_id, encode_segment
 
@@ -45,7 +46,6 @@ __all__ = [
 ]
 
 DEFAULT_NAMESPACE = "rendezvous_async"
-MAX_KEY_LENGTH = 1024
 OUT_AFTER = 0.75
 """The part of its TTL after which a session's owner counts itself out, by its own clock."""
 
@@ -342,26 +342,18 @@ class Backend(ABC):
         return Put(self.prefix + check_key(write.key), write.value, write.session)
 
     def _check_size(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> None:
-        keys: set[str] = set()
-        deleted: set[str] = set()
-        puts = size = 0
-        for write in writes:
-            if isinstance(write, Delete):
-                deleted.add(write.name)
-            else:
-                keys.add(write.key)
-                puts += 1
-                size += len(write.value)
-        both = deleted and any(key in deleted or not deleted.isdisjoint(subtrees_of(key)) for key in keys)
-        if len(keys) < puts or both:
-            raise ValueError("a commit must not write a key twice, nor put a key that it also deletes")
-        if max(len(writes), len(when)) > self.max_writes:
+        if len(writes) > 1:
+            _check_once(writes)
+        if len(writes) > self.max_writes or len(when) > self.max_writes:
             raise ValueError(
                 f"a commit to {self.name} has at most {self.max_writes} writes and as many conditions, "
                 f"not {len(writes)} and {len(when)}; split it"
             )
-        for name in (*keys, *deleted, *[condition.key for condition in when]):
-            size += len(name.encode())
+        size = 0
+        for write in writes:
+            size += name_size(write.name) if isinstance(write, Delete) else name_size(write.key) + len(write.value)
+        for condition in when:
+            size += name_size(condition.key)
         if size > self.max_bytes:
             raise ValueError(f"a commit to {self.name} has at most {self.max_bytes} bytes, not {size}; split it")
 
@@ -408,35 +400,20 @@ class Backend(ABC):
     def _watch(self, names: tuple[str, ...], after: Token | None) -> Watch: ...
 
 
-def covers(name: str, key: str) -> bool:
-    """Tell whether ``name`` is ``key``, or a subtree that holds it."""
-    return key.startswith(name) if name.endswith("/") else key == name
-
-
-def subtrees_of(key: str) -> list[str]:
-    """Return every subtree that holds ``key``: ``a/`` and ``a/b/`` for ``a/b/c``."""
-    found = []
-    end = key.find("/") + 1
-    while end:
-        found.append(key[:end])
-        end = key.find("/", end) + 1
-    return found
-
-
-def check_key(key: str) -> str:
-    """Return ``key`` if it may name an entry."""
-    if not key or key.endswith("/"):
-        raise ValueError(f"a key must not be empty or end in a slash: {key!r}")
-    return check_name(key)
-
-
-def check_name(name: str) -> str:
-    """Return ``name`` if it may name a key or, with a slash at its end, a subtree; ``""`` is the whole run."""
-    if len(name) > MAX_KEY_LENGTH:
-        raise ValueError(f"a key has at most {MAX_KEY_LENGTH} characters, not {len(name)}: {name[:64]!r}...")
-    if name.startswith("/") or "//" in name or not name.isprintable():
-        raise ValueError(f"a key has segments of printable characters between single slashes, unlike {name!r}")
-    return name
+def _check_once(writes: tuple[Write, ...]) -> None:
+    """Raise if a commit would write a key twice."""
+    keys: set[str] = set()
+    deleted: set[str] = set()
+    puts = 0
+    for write in writes:
+        if isinstance(write, Delete):
+            deleted.add(write.name)
+        else:
+            keys.add(write.key)
+            puts += 1
+    both = deleted and any(key in deleted or not deleted.isdisjoint(subtrees_of(key)) for key in keys)
+    if len(keys) < puts or both:
+        raise ValueError("a commit must not write a key twice, nor put a key that it also deletes")
 
 
 def closed_error(name: str) -> RendezvousConnectionError:

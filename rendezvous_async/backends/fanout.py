@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-from rendezvous_async.backends.base import subtrees_of
+from rendezvous_async.backends.names import subtrees_of
 
 __all__ = ["Fanout"]
 

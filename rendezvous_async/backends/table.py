@@ -18,7 +18,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from rendezvous_async.backends.base import Commit, Condition, Delete, Entry, Listing, Token, Write, subtrees_of
+from rendezvous_async.backends.base import Commit, Condition, Delete, Entry, Listing, Token, Write
+from rendezvous_async.backends.names import subtrees_of
 from rendezvous_async.errors import RendezvousSessionError
 
 __all__ = ["CommitId", "Lease", "Snapshot", "Table"]
@@ -336,10 +337,14 @@ class Table:
         numbers = self._answers.get(id.client)
         if numbers is None:
             return None
-        settled = max(id.settled, numbers.get(_SETTLED, 0))
-        for number in [number for number in numbers if number <= settled]:
-            del numbers[number]
-        numbers[_SETTLED] = settled
+        settled = numbers.get(_SETTLED, 0)
+        if id.settled > settled:
+            # As a rule one number at a time is settled; a client may also claim any number at all.
+            few = id.settled - settled <= len(numbers)
+            for number in range(settled + 1, id.settled + 1) if few else [*numbers]:
+                if number <= id.settled:
+                    numbers.pop(number, None)
+            settled = numbers[_SETTLED] = id.settled
         if id.number <= settled:
             return Commit(False, self.token)
         revision = numbers.get(id.number)

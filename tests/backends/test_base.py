@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rendezvous_async.backends.base import (
-    MAX_KEY_LENGTH,
     Backend,
     Commit,
     Condition,
@@ -22,11 +21,8 @@ from rendezvous_async.backends.base import (
     Token,
     Watch,
     Write,
-    check_key,
-    check_name,
-    covers,
-    subtrees_of,
 )
+from rendezvous_async.backends.names import MAX_KEY_LENGTH, check_key, check_name, covers, subtrees_of
 from rendezvous_async.backends.table import Table
 from rendezvous_async.errors import RendezvousSessionError
 from rendezvous_async.testing.clock import run

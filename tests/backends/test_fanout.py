@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rendezvous_async.backends.base import covers
 from rendezvous_async.backends.fanout import Fanout
+from rendezvous_async.backends.names import covers
 
 KEYS = ["a", "a/b", "a/b/c", "ab", "b", "b/x/y/z"]
 NAMES = [*KEYS, "a/", "a/b/", "b/", "b/x/", "b/x/y/"]

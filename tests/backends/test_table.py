@@ -22,7 +22,8 @@ from hypothesis.stateful import (
 )
 
 from rendezvous_async.backends import table as table_module
-from rendezvous_async.backends.base import Commit, Condition, Delete, Entry, Listing, Put, Token, Write, covers
+from rendezvous_async.backends.base import Commit, Condition, Delete, Entry, Listing, Put, Token, Write
+from rendezvous_async.backends.names import covers
 from rendezvous_async.backends.table import CommitId, Snapshot, Table
 from rendezvous_async.errors import RendezvousSessionError
 

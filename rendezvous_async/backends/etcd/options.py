@@ -9,7 +9,8 @@ from typing import Any
 import anyio
 import grpc
 
-from rendezvous_async.backends.base import DEFAULT_NAMESPACE, check_name
+from rendezvous_async.backends.base import DEFAULT_NAMESPACE
+from rendezvous_async.backends.names import check_name
 from rendezvous_async.settings import Endpoint, check_seconds
 
 __all__ = ["Options", "read_options"]

@@ -14,9 +14,10 @@ from __future__ import annotations
 import anyio
 from anyio.lowlevel import checkpoint
 
-from rendezvous_async.backends.base import Entry, Listing, Token, Watch, closed_error, covers
+from rendezvous_async.backends.base import Entry, Listing, Token, Watch, closed_error
 from rendezvous_async.backends.etcd.faults import EtcdRefusedError, Fault
 from rendezvous_async.backends.etcd.feeds import Feed, Feeds
+from rendezvous_async.backends.names import covers
 from rendezvous_async.errors import RendezvousConnectionError
 
 __all__ = ["EtcdWatch"]

@@ -7,9 +7,11 @@ is refused has changed nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from rendezvous_async.backends.base import Condition, Put, Token, Write
+from rendezvous_async.backends.names import REMEMBERED_NAMES
 from rendezvous_async.backends.table import CommitId
 from rendezvous_async.backends.tcp import wire
 from rendezvous_async.errors import RendezvousSessionError
@@ -143,7 +145,7 @@ def _may_use(peer: Connection, id: int, session: str) -> bool:
 
 def _may_write(peer: Connection, id: int, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> bool:
     limits = peer.server.limits
-    if max(len(writes), len(when)) > limits.writes:
+    if len(writes) > limits.writes or len(when) > limits.writes:
         peer.fail(id, wire.FAILED_LIMIT, f"a commit has at most {limits.writes} writes and conditions")
         return False
     puts = size = 0
@@ -189,6 +191,7 @@ ANSWERS: Final[dict[type, Callable[[Connection, Any], None]]] = {
 }
 
 
+@lru_cache(REMEMBERED_NAMES)
 def is_sound(name: str) -> bool:
     """Tell whether a client of ours could have sent this name."""
     return 0 < len(name) <= MAX_NAME and name[0] != "/" and "//" not in name and name.isprintable()

@@ -288,6 +288,9 @@ class FrameDecoder:
         """
         data, at = self._data, self._at
         left = len(data) - at
+        if not left:
+            self._wanted = 4
+            return None
         if left >= 4:
             (length,) = _LENGTH.unpack_from(data, at)
             if length > self.max_frame:
@@ -299,10 +302,9 @@ class FrameDecoder:
             self._wanted = 4 + length
         else:
             self._wanted = 4
-        if left:
-            self._parts = [data[at:]]
-            self._parts_length = left
-            self._data, self._at = b"", 0
+        self._parts = [data[at:]]
+        self._parts_length = left
+        self._data, self._at = b"", 0
         return None
 
 

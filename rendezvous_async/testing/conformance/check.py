@@ -13,7 +13,8 @@ from typing import TypeAlias, TypeVar
 
 import anyio
 
-from rendezvous_async.backends.base import Backend, Condition, Delete, Listing, Put, Session, Watch, covers
+from rendezvous_async.backends.base import Backend, Condition, Delete, Listing, Put, Session, Watch
+from rendezvous_async.backends.names import covers
 
 __all__ = [
     "TTL",

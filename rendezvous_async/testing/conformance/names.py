@@ -6,7 +6,8 @@ from functools import partial
 
 import anyio
 
-from rendezvous_async.backends.base import MAX_KEY_LENGTH, Condition, Delete, Put
+from rendezvous_async.backends.base import Condition, Delete, Put
+from rendezvous_async.backends.names import MAX_KEY_LENGTH
 from rendezvous_async.testing.conformance.check import WAIT, Check, Reader, Run, expect_error, expect_same
 
 NEIGHBOURS = ["A", "a", "a b", "a!", "a-", "a-/b", "a.", "a/b", "a/b/c", "a/bc", "a/é", "a0", "a0/b", "aa/b", "ab", "b"]

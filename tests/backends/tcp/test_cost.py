@@ -1,0 +1,111 @@
+"""What a formation costs the server, counted and not timed: operations and bytes per node, flat in N.
+
+This is the gate against the protocol growing fat: a change that makes every node ask once more, or that sends every
+node something that grows with the world, fails here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+import rendezvous_async as rdzv
+from rendezvous_async.backends.tcp import requests, wire
+from rendezvous_async.backends.tcp.connection import Connection
+from rendezvous_async.backends.tcp.serving import serve
+
+SET_UP = (wire.OpenSession, wire.Follow)
+SMALL, LARGE = 16, 128
+TIMEOUTS = rdzv.Timeouts(join=60)
+
+
+class Bill:
+    """What the server was asked, and how many bytes it read and wrote."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.asked: Counter[type] = Counter()
+        self.bytes = 0
+        for kind, answer in requests.ANSWERS.items():
+            patch.setitem(requests.ANSWERS, kind, self._counting(kind, answer))
+        feed, flush = Connection.data_received, Connection.flush
+
+        def data_received(peer: Connection, data: bytes) -> None:
+            self.bytes += len(data)
+            feed(peer, data)
+
+        def counted_flush(peer: Connection) -> None:
+            self.bytes += len(peer._out)
+            flush(peer)
+
+        patch.setattr(Connection, "data_received", data_received)
+        patch.setattr(Connection, "flush", counted_flush)
+
+    def _counting(self, kind: type, answer: Callable[[Connection, Any], None]) -> Callable[[Connection, Any], None]:
+        def counting(peer: Connection, request: Any) -> None:
+            self.asked[kind] += 1
+            answer(peer, request)
+
+        return counting
+
+    def clear(self) -> None:
+        self.asked.clear()
+        self.bytes = 0
+
+    def operations(self) -> int:
+        """Everything but the set-up of sessions and watches, and keep-alives, which come with time."""
+        return sum(count for kind, count in self.asked.items() if kind not in (*SET_UP, wire.KeepAlive, wire.Ping))
+
+
+@asynccontextmanager
+async def nodes_of(endpoint: str, count: int) -> AsyncIterator[list[rdzv.Rendezvous]]:
+    async with AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(
+                rdzv.connect(endpoint, run_id=f"run-{count}", nodes=count, timeouts=TIMEOUTS, node=f"n{number:04}")
+            )
+            for number in range(count)
+        ]
+
+
+async def join_all(nodes: list[rdzv.Rendezvous]) -> None:
+    async with anyio.create_task_group() as group:
+        for node in nodes:
+            group.start_soon(node.join)
+
+
+async def bill_of(endpoint: str, bill: Bill, count: int) -> dict[str, float]:
+    """Return the cost per node of a first and of a second round of so many nodes."""
+    async with nodes_of(endpoint, count) as nodes:
+        for node in nodes:
+            await node.status()
+        bill.clear()
+        await join_all(nodes)
+        first_operations, first_bytes = bill.operations() / count, bill.bytes / count
+        bill.clear()
+        await join_all(nodes)
+        return {
+            "first operations": first_operations,
+            "first bytes": first_bytes,
+            "second operations": bill.operations() / count,
+            "second bytes": bill.bytes / count,
+        }
+
+
+async def test_a_node_costs_at_most_three_operations_whatever_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    bill = Bill(monkeypatch)
+    async with serve("127.0.0.1", 0) as server:
+        small = await bill_of(server.endpoint, bill, SMALL)
+        large = await bill_of(server.endpoint, bill, LARGE)
+    assert large["first operations"] <= 3
+    assert large["second operations"] <= 3
+    # The coordinator's own few calls weigh less in a larger world, and nothing may weigh more. In a second round
+    # members are told each tenth of a second how many wait: on a slow machine, a few small messages more for each.
+    told = 5 * 200
+    for what, cost in large.items():
+        most = 1.1 * small[what] + (told if what == "second bytes" else 0)
+        assert cost <= most, f"{what} per node: {small[what]:.2f} of {SMALL}, {cost:.2f} of {LARGE}"
