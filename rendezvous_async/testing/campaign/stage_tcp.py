@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 import resource
 import signal
 import socket
+from contextlib import suppress
 
 import anyio
 import msgspec
@@ -19,8 +21,10 @@ from rendezvous_async.testing.campaign.stage import Stage, StageFault
 
 __all__ = ["TcpStage"]
 
-START = 30.0
-PATIENCE = 10.0
+START = 80.0
+PATIENCE = 15.0
+PORTS = range(20000, 32000)
+"""Below those that the system gives to clients: a port must be free again when its server comes back."""
 
 
 class TcpStage(Stage):
@@ -48,9 +52,7 @@ class TcpStage(Stage):
     async def _set_up(self) -> None:
         self._disk = await self._make_disk()
         self._data = self._disk.path / "data"
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            self._port = int(sock.getsockname()[1])
+        self._port = _free_port(random.Random(os.getpid()))
         self._pause = 0.0
         self._ending = False
         self._server = Child("server", self.folder)
@@ -122,3 +124,11 @@ class TcpStage(Stage):
     async def _fill_disk(self, rng: random.Random) -> None:
         await self._disk.be_full(0.3 + 2 * rng.random())
         await self._back_up()
+
+
+def _free_port(rng: random.Random) -> int:
+    while True:
+        port = rng.choice(PORTS)
+        with socket.socket() as sock, suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
