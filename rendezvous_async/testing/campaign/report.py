@@ -111,8 +111,10 @@ async def run_campaign(
                     act = Act(stage, plan, f"{seed}.{number}", place)
                     try:
                         await act.play()
-                    except (AssertionError, OSError) as error:
-                        result.breach, result.act = str(error) or repr(error), number
+                    except AssertionError as error:
+                        result.breach, result.act = str(error), number
+                    except OSError as error:
+                        result.breach, result.act = f"none, but the campaign could not go on: {error!r}", number
                     result.acts += 1
                     result.rounds += act.rounds
                     result.faults += act.faults
