@@ -101,8 +101,9 @@ def code_version(root: Path = Path(__file__).parents[1]) -> str:
 def play_seed(seed: int) -> tuple[Deeds, float, tuple[Failure, ...]]:
     """Play a saga to its end; returns what came to pass, the CPU seconds, and what failed."""
     begin = time.process_time()
+    failures: tuple[Failure, ...] = ()
     try:
-        deeds, failures = play_saga(saga_of(seed)), ()
+        deeds = play_saga(saga_of(seed))
     except (BrokenGuaranteeError, NotSettledError, VirtualTimeError) as error:
         deeds, failures = Deeds(), (Failure(seed, f"{type(error).__name__}: {error}"),)
     return deeds, time.process_time() - begin, failures

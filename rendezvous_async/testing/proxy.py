@@ -162,6 +162,10 @@ class Proxy:
             far.setblocking(False)
             try:
                 await loop.sock_connect(far, self._server)
+                if far.getsockname() == far.getpeername():
+                    # Nobody listens there, and the system gave us that very port: we would talk to ourselves, and
+                    # the server could not come back.
+                    raise ConnectionRefusedError
             except OSError:
                 far.close()
                 _reset(near)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
-import atheris  # type: ignore[import-not-found,unused-ignore]
+import atheris  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
 with atheris.instrument_imports(include=["rendezvous_async"]):
     from tests.hostile.decoders import targets
