@@ -264,8 +264,7 @@ class Membership:
         session, interval = self.session, self._interval
         due = anyio.current_time() + interval
         while True:
-            with anyio.CancelScope(deadline=min(due, session.deadline)):
-                await session.lost.wait()
+            if await session.lost.wait(max(0.0, min(due, session.deadline) - anyio.current_time())):
                 raise RendezvousSessionError(f"node {self._node}: the backend has ended session {session.id}")
             now = anyio.current_time()
             if now - due > interval:

@@ -6,9 +6,7 @@ something to change uses the view's ``Notice``.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from types import TracebackType
 
 import anyio
@@ -17,50 +15,9 @@ from rendezvous_async.backends.base import Entry, Token
 from rendezvous_async.core.codec import decode
 from rendezvous_async.core.state import COORDINATOR, STATE, Head, Post, Seat, seat_key
 from rendezvous_async.errors import RendezvousConnectionError
+from rendezvous_async.notice import Notice
 
-__all__ = ["Notice", "View", "answer_within"]
-
-
-class Notice:
-    """Something may have changed: wakes all that wait for it, and calls all that asked to be called."""
-
-    def __init__(self) -> None:
-        self._waiters: dict[asyncio.Future[bool], None] = {}
-        self._callbacks: dict[Callable[[], None], None] = {}
-
-    def fire(self) -> None:
-        """Wake everybody who waits now, and call the callbacks."""
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(True)
-        for callback in tuple(self._callbacks):
-            callback()
-
-    async def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the next ``fire()``; look at what you wait for first, with no await in between.
-
-        Returns:
-            False if that did not come within ``seconds``.
-        """
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[bool] = loop.create_future()
-        timer = None if seconds is None else loop.call_later(seconds, _give_up, waiter)
-        self._waiters[waiter] = None
-        try:
-            return await waiter
-        finally:
-            del self._waiters[waiter]
-            if timer is not None:
-                timer.cancel()
-
-    @contextmanager
-    def calling(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Let ``callback`` be called at each ``fire()``, for as long as the block lasts."""
-        self._callbacks[callback] = None
-        try:
-            yield
-        finally:
-            del self._callbacks[callback]
+__all__ = ["View", "answer_within"]
 
 
 class View:
@@ -109,11 +66,6 @@ class View:
         else:
             self.seat = None if value is None else decode(Seat, value, key)
         self._entries[key] = entry
-
-
-def _give_up(waiter: asyncio.Future[bool]) -> None:
-    if not waiter.done():
-        waiter.set_result(False)
 
 
 class answer_within:

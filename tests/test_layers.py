@@ -18,8 +18,8 @@ PACKAGE = "rendezvous_async"
 ROOT = Path(__file__).parents[1] / PACKAGE
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "settings"),
-    ("core", "backends", "events"),
+    ("errors", "settings", "notice"),
+    ("core", "backends", "events", "addresses"),
     ("view",),
     ("control",),
     ("coordinator", "store"),

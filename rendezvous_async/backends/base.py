@@ -3,7 +3,8 @@
 A backend is a small strongly consistent store. It knows nothing of rounds and ranks: it sees keys and bytes. What it
 must promise, for every implementation (``rendezvous_async.testing.check_backend`` checks each of these):
 
-* **Revisions.** Every commit that wrote something has a revision of its own, larger than all before it. An entry's
+* **Revisions.** Every commit that wrote something has a larger revision than all that were acknowledged before it was
+  made. Two that are made at the same time may share one if neither writes what the other writes or compares. An entry's
   token is ``(epoch, revision of its last put)``. Tokens of another epoch never compare equal.
 * **Commits** are atomic and linearizable: all conditions hold and all writes happen, or nothing does.
 * **Reads** see every commit that was acknowledged before they were sent.
@@ -29,6 +30,7 @@ import msgspec
 
 from rendezvous_async.backends.names import check_key, check_name, name_size, subtrees_of
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousStateError
+from rendezvous_async.notice import Latch
 from rendezvous_async.settings import check_id, encode_segment
 
 __all__ = [
@@ -156,7 +158,7 @@ class Session(ABC):
         self.id = id
         self.ttl = ttl
         self.deadline = sent_at + OUT_AFTER * ttl
-        self.lost = anyio.Event()
+        self.lost = Latch()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} ttl={self.ttl:g}{' lost' if self.lost.is_set() else ''}>"

@@ -48,7 +48,9 @@ async def _serve(options: Namespace) -> int:
     import anyio
 
     from rendezvous_async.backends.tcp import serve
+    from rendezvous_async.backends.tcp.limits import allow_many_files
 
+    allow_many_files()
     terminal = Terminal(quiet=options.quiet)
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with (

@@ -25,7 +25,7 @@ from rendezvous_async.cli.terminal import Screen, Terminal, table
 from rendezvous_async.control import close_run, read_status
 from rendezvous_async.core.rules import Change
 from rendezvous_async.core.state import node_key
-from rendezvous_async.view import Notice
+from rendezvous_async.notice import Notice
 
 __all__ = ["Stage", "start_node"]
 

@@ -5,8 +5,8 @@ A run is a sequence of rounds, and its head tells which was the last one formed 
 **Formed.** Members hold a round from the commit that formed it until each of them is accounted for: *returned* (its
 record names a newer arrival than its seat: it is back at the barrier) or *lost* (it has no record: it died or left).
 Until then everybody else waits. The coordinator counts who waits and who is lost into the head, so that members learn
-of it: the first change at once, later ones at most every ``COUNT_EVERY`` seconds, so that a thousand arrivals are not
-a thousand pushes to a thousand members.
+of it: the first change at once, later ones at most every ``COUNT_EVERY`` seconds, in a large world less often, so that
+a thousand arrivals are not a thousand pushes to a thousand members.
 
 **Gathering.** When no member holds the round any more, everybody at the barrier is a candidate for the next one. With
 ``max`` candidates it forms at once. With ``min`` the last call begins: it lasts ``last_call`` seconds, or ``regroup``
@@ -57,6 +57,8 @@ __all__ = [
 ]
 
 COUNT_EVERY = 0.1
+COUNT_EVERY_PER_MEMBER = 0.0002
+"""Every member is told of a count: in a world of 10,000 that is 10,000 messages, and at most every 2 seconds."""
 
 
 class Notes(msgspec.Struct, frozen=True):
@@ -107,8 +109,10 @@ def _count(tally: Tally, notes: Notes, now: float) -> tuple[Step, Notes]:
     counted = msgspec.structs.replace(head, phase=Phase.FORMED, waiting=tally.waiting, lost=tally.lost)
     if counted == head:
         return Wait(), Notes(counted_at=notes.counted_at)
-    if notes.counted_at is not None and now < notes.counted_at + COUNT_EVERY:
-        return _wait_until(notes.counted_at + COUNT_EVERY, now), notes
+    if notes.counted_at is not None:
+        again = notes.counted_at + max(COUNT_EVERY, head.size * COUNT_EVERY_PER_MEMBER)
+        if now < again:
+            return _wait_until(again, now), notes
     return Rewrite(counted), Notes(counted_at=now)
 
 

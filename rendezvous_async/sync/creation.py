@@ -17,11 +17,11 @@ from rendezvous_async.backends.tcp import TcpServer, start_server
 from rendezvous_async.backends.tcp.auth import Secret
 from rendezvous_async.core.state import round_key
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousTimeoutError
+from rendezvous_async.notice import Notice
 from rendezvous_async.settings import check_seconds, format_address
 from rendezvous_async.store import Store as RoundStore
 from rendezvous_async.sync.portal import Lease
 from rendezvous_async.sync.store import Store
-from rendezvous_async.view import Notice
 
 __all__ = ["OwnStore", "create_store"]
 

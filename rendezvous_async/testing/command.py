@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 
-import anyio
 import msgspec
 
+from rendezvous_async.testing.campaign import command as campaign
 from rendezvous_async.testing.checks import BrokenGuaranteeError
 from rendezvous_async.testing.clock import VirtualTimeError
 from rendezvous_async.testing.cluster import NotSettledError
@@ -57,7 +55,8 @@ class Progress(msgspec.Struct, frozen=True):
 
 def play_all(seeds: range, nodes: int | None = None, processes: int = 1) -> Iterator[Progress]:
     """Play many seeds in some processes; yields how far it got, again and again."""
-    chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
+    size = max(1, min(CHUNK, len(seeds) // (4 * processes)))  # So that there is something to tell soon.
+    chunks = [seeds[start : start + size] for start in range(0, len(seeds), size)]
     done = Progress()
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_silence) as pool:
         for chunk, result in zip(chunks, pool.map(play, chunks, [nodes] * len(chunks)), strict=True):
@@ -76,16 +75,17 @@ def _silence() -> None:
     logging.disable(logging.CRITICAL)  # Nodes complain of every fault that the scenario puts in.
 
 
-def report(options: argparse.Namespace, command: str, say: Callable[[str], None]) -> int:
-    """Play what the options ask for; print each failure with the command that repeats it, and say how far it is."""
+def report(options: argparse.Namespace, command: str, show: Callable[[Progress], None]) -> int:
+    """Play what the options ask for; print each failure with the command that repeats it, and show how far it is."""
     seeds = range(options.first, options.first + options.seeds)
     done = Progress()
+    show(done)
     for done in play_all(seeds, options.nodes, options.processes):
         for seed, failure in done.failures:
             print(failure)
             nodes = "" if options.nodes is None else f" --nodes {options.nodes}"
             print(f"  repeat it: {command} --first {seed} --seeds 1{nodes}", flush=True)
-        say(str(done))
+        show(done)
     print(done)
     return 1 if done.failed else 0
 
@@ -98,50 +98,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--seeds", type=int, default=1000, help="how many seeds (default 1000)")
     command.add_argument("--nodes", type=int, default=None, help="nodes in each scenario (default: 2 to 6, by seed)")
     command.add_argument("--processes", type=int, default=1, help="how many to play at once (default 1)")
-    campaign = commands.add_parser("campaign", help="real processes, a real backend, real faults")
-    campaign.add_argument("--backend", choices=("tcp", "etcd", "file"), required=True, help="what to play on")
-    campaign.add_argument("--minutes", type=float, default=10.0, help="begin no act after so many (default 10)")
-    campaign.add_argument("--seed", type=int, default=0, help="of all faults (default 0)")
-    campaign.add_argument("--first", type=int, default=1, help="the number of the first act (default 1)")
-    campaign.add_argument("--acts", type=int, default=None, help="play no more than so many acts")
-    campaign.add_argument("--pace", type=float, default=1.0, help="how slow this machine is (default 1)")
-    campaign.add_argument("--keep", type=Path, default=None, help="where histories of a breach go (default: temporary)")
+    campaign.add_options(commands.add_parser("campaign", help="real processes, a real backend, real faults"))
     options = parser.parse_args(arguments)
 
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+    def show(done: Progress) -> None:
+        print(done, file=sys.stderr, flush=True)
 
     if options.command == "campaign":
-        return _campaign(options, say)
-    return report(options, "python -m rendezvous_async.testing simulate", say)
-
-
-def _campaign(options: argparse.Namespace, say: Callable[[str], None]) -> int:
-    from rendezvous_async.testing.campaign.performer import Plan
-    from rendezvous_async.testing.campaign.report import run_campaign
-
-    async def play() -> int:
-        result = None
-        async with anyio.create_task_group() as group:
-
-            async def end_on_signal() -> None:
-                with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-                    async for _ in signals:
-                        group.cancel_scope.cancel()  # Servers, mounts and namespaces must not be left behind.
-
-            group.start_soon(end_on_signal)
-            result = await run_campaign(
-                options.backend,
-                options.seed,
-                minutes=options.minutes,
-                first=options.first,
-                acts=options.acts,
-                plan=Plan(pace=options.pace),
-                keep=options.keep,
-                say=say,
-            )
-            print(result)
-            group.cancel_scope.cancel()
-        return 1 if result is None or result.breach else 0
-
-    return anyio.run(play)
+        return campaign.run(options)
+    return report(options, "python -m rendezvous_async.testing simulate", show)

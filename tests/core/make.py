@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hypothesis import strategies as st
 
@@ -33,7 +33,7 @@ def record(
 
 
 def formed(
-    names: str,
+    names: Sequence[str],
     *,
     round: int = 1,
     attempt: str = "first",

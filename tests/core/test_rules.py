@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import pytest
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rendezvous_async.core.rules import (
     COUNT_EVERY,
+    COUNT_EVERY_PER_MEMBER,
     Change,
     Form,
     Joined,
@@ -35,7 +36,7 @@ CLOSED = Closed("done", "a")
 replace = msgspec.structs.replace
 
 
-def fresh(names: str, number: int = 1) -> dict[str, Node]:
+def fresh(names: Iterable[str], number: int = 1) -> dict[str, Node]:
     """Return records of newcomers, one per letter, in the order of their arrival; ``x`` arrives as ``x1``."""
     return {name: record(f"{name}{number}") for name in names}
 
@@ -54,7 +55,7 @@ def new_head(size: int, round: int = 1) -> Head:
     return Head(settings=TWO_TO_FOUR, round=round, phase=Phase.FORMED, attempt="new", size=size)
 
 
-def held(names: str, roster: Mapping[str, Node], *, waiting: int = 0, lost: int = 0) -> Tally:
+def held(names: Sequence[str], roster: Mapping[str, Node], *, waiting: int = 0, lost: int = 0) -> Tally:
     """Return the tally of round 1 of the nodes ``names``, with this roster."""
     head, seats = formed(names, waiting=waiting, lost=lost)
     return roster_of(head, seats, roster)
@@ -217,6 +218,14 @@ def test_the_first_change_is_written_at_once_and_later_ones_every_100_ms() -> No
     assert step(tally, notes, NOW + 0.04, "new") == (Wait(NOW + COUNT_EVERY), notes)
     later = NOW + COUNT_EVERY
     assert step(tally, notes, later, "new") == (Rewrite(replace(tally.head, waiting=2)), Notes(counted_at=later))
+
+
+def test_a_large_world_is_told_of_counts_less_often() -> None:
+    names = [f"n{number}" for number in range(2000)]
+    tally = held(names, fresh(names[1:]))
+    notes = Notes(counted_at=NOW)
+    assert step(tally, notes, NOW + COUNT_EVERY, "new") == (Wait(NOW + 2000 * COUNT_EVERY_PER_MEMBER), notes)
+    assert isinstance(step(tally, notes, NOW + 0.4, "new")[0], Rewrite)
 
 
 def test_the_rate_is_kept_when_counts_fall_back_in_between() -> None:

@@ -29,6 +29,7 @@ from rendezvous_async.backends.base import (
 from rendezvous_async.backends.memory import MemoryBackend, MemoryServer
 from rendezvous_async.backends.table import Table
 from rendezvous_async.errors import RendezvousSessionError
+from rendezvous_async.notice import Latch
 from rendezvous_async.testing.clock import run
 from rendezvous_async.testing.conformance import BACKEND_CHECKS, Check, Make, check_backend
 
@@ -227,14 +228,14 @@ class AnswersDeadSessions(Table):
 class LosesQuietly(MemoryBackend):
     async def open_session(self, ttl: float) -> Session:
         session = await super().open_session(ttl)
-        session.lost = anyio.Event()
+        session.lost = Latch()
 
         class Deaf(type(session)):  # type: ignore[misc]
             async def _refresh(self) -> None:
                 try:
                     await super()._refresh()
                 except RendezvousSessionError:
-                    self.lost = anyio.Event()
+                    self.lost = Latch()
                     raise
 
         session.__class__ = Deaf

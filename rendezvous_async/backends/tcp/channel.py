@@ -36,6 +36,7 @@ __all__ = ["Channel", "Follower"]
 logger = logging.getLogger(__name__)
 
 STALL_TIMEOUT = 3.0
+LONGEST_STALL = 15.0
 _CLOSE_SECONDS = 1.0
 _LASTED = 0.1
 
@@ -93,7 +94,7 @@ class Channel:
         self._secret = secret
         self._backoff = Backoff(rng or random.Random(secrets.randbits(64)))
         self._prepare = prepare
-        self._stall_timeout = stall_timeout
+        self._stall_timeout = self._patience = stall_timeout
         self._loop = asyncio.get_running_loop()
         self._client = secrets.token_hex(8)
         self._last_id = 0
@@ -293,8 +294,11 @@ class Channel:
             link.abort()
             if self.link is link:
                 self.link = None
-        if self._loop.time() - since > _LASTED:
+        lasted = self._loop.time() - since
+        if lasted > _LASTED:
             self._backoff.reset()
+        if lasted > 4 * self._patience:
+            self._patience = self._stall_timeout
         reason = link.why or ConnectionError("the connection was closed")
         self.dialer.attempts.add(f"{self.dialer}: {reason}")
         for follower in tuple(self._follow_ids):
@@ -378,7 +382,9 @@ class Channel:
         if link is not None:
             silence = now - link.heard_at
             # If this loop itself stood still, the answers may be waiting to be read.
-            if silence > self._stall_timeout and late < self._stall_timeout / 4:
+            if silence > self._patience and late < self._stall_timeout / 4:
+                # A server that is only slow is not made faster by clients that all come again.
+                self._patience = min(2 * self._patience, max(self._stall_timeout, LONGEST_STALL))
                 link.abort(ConnectionError(f"nothing was heard for {silence:.1f} s"))
             elif max(silence, now - self.current_at) > self._stall_timeout / 2:
                 self._errand(wire.Ping(self.next_id()), lambda _: None)

@@ -85,7 +85,9 @@ class Connection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=_SLOW_READER)
         limits = self.server.limits
         if not self.server.admit(self):
-            self.refuse(wire.REFUSED_LIMIT, f"the server has its {limits.connections} connections; try again later")
+            most = limits.connections_now
+            hint = " (its limit of open files allows no more)" if most < limits.connections else ""
+            self.refuse(wire.REFUSED_LIMIT, f"the server has its {most} connections{hint}; try again later")
             return
         sock = transport.get_extra_info("socket")
         if sock is not None:

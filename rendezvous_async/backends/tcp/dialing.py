@@ -8,8 +8,6 @@ import ssl
 from collections import OrderedDict
 from collections.abc import Callable
 
-import anyio
-
 from rendezvous_async.backends.tcp.addresses import Address, open_socket, resolve
 from rendezvous_async.backends.tcp.link import Link, RefusedError, describe
 from rendezvous_async.settings import format_address
@@ -17,6 +15,8 @@ from rendezvous_async.settings import format_address
 __all__ = ["Attempts", "Backoff", "DialError", "Dialer"]
 
 ATTEMPT_SECONDS = 3.0
+LONGEST_ATTEMPT = 30.0
+"""A server that has thousands of clients to greet needs time: who gave up on it too soon waits longer next time."""
 _KEPT = 16
 
 
@@ -93,6 +93,7 @@ class Dialer:
         self.attempts = Attempts()
         self._tls = tls
         self._last_good: Address | None = None
+        self._patience = ATTEMPT_SECONDS
 
     def __str__(self) -> str:
         return format_address(self.host, self.port)
@@ -120,17 +121,21 @@ class Dialer:
                 definite = definite or isinstance(error, RefusedError)
                 final = final or isinstance(error, ssl.SSLError) or (isinstance(error, RefusedError) and error.final)
                 refused = refused and isinstance(error, ConnectionRefusedError)
+                if isinstance(error, TimeoutError):
+                    self._patience = min(2 * self._patience, LONGEST_ATTEMPT)
             else:
                 self._last_good = address
+                self._patience = ATTEMPT_SECONDS
                 return link
-        raise DialError(f"{self} cannot be reached", definite=definite, final=final, refused=refused)
+        problem = "does not let this client in" if definite or final else "cannot be reached"
+        raise DialError(f"{self} {problem}", definite=definite, final=final, refused=refused)
 
     async def _try(self, address: Address, make_link: Callable[[], Link]) -> Link:
         loop = asyncio.get_running_loop()
         sock = open_socket(address)
         link = make_link()
         try:
-            with anyio.fail_after(ATTEMPT_SECONDS):
+            async with asyncio.timeout(self._patience):
                 sock.setblocking(False)
                 await loop.sock_connect(sock, address.socket_address)
                 if self._tls is None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import resource
+
 import msgspec
 
-__all__ = ["Limits"]
+__all__ = ["Limits", "allow_many_files"]
+
+OTHER_FILES = 64
+"""So many files are left to the rest of the process: without that, it could not even open its log."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,3 +54,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
                 raise ValueError(f"the limit {name} must be a positive number, not {value!r}")
+
+    @property
+    def connections_now(self) -> int:
+        """How many connections this process may have: a peer that is told so comes again, one that is not waits."""
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return self.connections if files == resource.RLIM_INFINITY else min(self.connections, files - OTHER_FILES)
+
+
+def allow_many_files() -> None:
+    """Let this process have as many files open as it may; for a process that is a server and nothing else."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -46,6 +46,7 @@ DISCONNECT_GRACE = 1.0
 REMEMBER_CLIENT = 600.0
 """Seconds for which the answers of a client that is gone are kept, should it ask again."""
 REMEMBERED_CLIENTS = 65_536
+ACCEPT_AT_ONCE = 64
 _STALL = 0.25
 """A timer that comes so much late means that this loop stood still: the peers' keep-alives wait to be read."""
 
@@ -115,8 +116,9 @@ class TcpServer:
                 sock=sock,
                 ssl=tls,
                 ssl_handshake_timeout=None if tls is None else self.limits.handshake,
-                backlog=BACKLOG,
+                backlog=ACCEPT_AT_ONCE,
             )
+            sock.listen(BACKLOG)  # asyncio has one number for the queue and for how many to accept in one turn
             self._listeners.append(listener)
 
     async def aclose(self) -> None:
@@ -146,7 +148,7 @@ class TcpServer:
 
     def admit(self, connection: Connection) -> bool:
         """Take in a connection, if there is a place for it."""
-        if len(self._connections) >= self.limits.connections or self._closed:
+        if len(self._connections) >= self.limits.connections_now or self._closed:
             return False
         self._connections.add(connection)
         return True

@@ -13,8 +13,9 @@ import anyio
 import pytest
 
 from rendezvous_async.backends.base import OUT_AFTER, Condition, Delete, Put, Watch
-from rendezvous_async.backends.tcp import TcpBackend, TcpServer, serve, wire
+from rendezvous_async.backends.tcp import TcpBackend, TcpServer, dialing, serve, wire
 from rendezvous_async.backends.tcp.dialing import Attempts, Backoff
+from rendezvous_async.backends.tcp.link import Link
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousSessionError
 from rendezvous_async.settings import parse_endpoint
 from rendezvous_async.testing.proxy import Proxy
@@ -168,6 +169,21 @@ async def test_a_frozen_connection_is_given_up_for_a_new_one() -> None:
         with anyio.fail_after(WAIT):
             entry = await backend.get("key")
         assert entry is not None
+
+
+async def test_who_gave_up_on_a_silent_server_gives_it_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that greets thousands is slow; if all gave up and came again at once, it would never get through."""
+    monkeypatch.setattr(dialing, "ATTEMPT_SECONDS", 0.01)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        dialer = dialing.Dialer("127.0.0.1", silent.getsockname()[1], None)
+        waited = [dialer._patience]
+        for _ in range(4):
+            with pytest.raises(dialing.DialError):
+                await dialer.dial(lambda: Link(wire.Hello(wire.PROTOCOL, "c", 1, 0, b""), None, lambda _: None))
+            waited.append(dialer._patience)
+    assert waited == [0.01, 0.02, 0.04, 0.08, 0.16]
 
 
 async def test_a_loop_that_stood_still_does_not_blame_the_connection() -> None:
