@@ -21,6 +21,7 @@ killed and the others must learn of it, and everything ends.
     recorder.py     gathers what happened
     act.py          one act: bring it up, disturb, mend, settle, end
     verdict.py      what must hold of what was written down
+    command.py      the command's options
     report.py       act after act, and what is printed
 
 Nothing here uses the wall clock: the monotonic clock of the machine is common to all its processes.
