@@ -1,8 +1,8 @@
 """Elastic training under torchrun: agents may come and go, and each world goes on from the last checkpoint.
 
     torchrun --nnodes=1:4 --nproc-per-node=1 --max-restarts=10 --rdzv-id=job-7 \
-        --rdzv-backend=async-tcp --rdzv-endpoint=head:29400 --rdzv-conf=last_call_timeout=5 \
-        torchrun_train.py shared/checkpoint.pt 20
+        --rdzv-backend=async-tcp --rdzv-endpoint=head:29400 \
+        --rdzv-conf=last_call_timeout=5,secret_file=secret.txt torchrun_train.py shared/checkpoint.pt 20
 
 Whenever the world changes, torchrun ends the workers and starts them anew, with other ranks: so keep everything that
 must survive in the checkpoint, and split the work by the rank and the size of now.

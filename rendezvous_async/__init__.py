@@ -14,6 +14,7 @@ A map of the package, from the inside out; imports go only this way:
 * ``errors``, ``settings``: what can go wrong, what can be set
 * ``core``: what to do, as pure values and functions (records, rules of a round, ranks, diagnosis)
 * ``backends``: where state lives (memory, tcp, etcd, file), as bytes behind fencing tokens
+* ``addresses``: how others reach this machine
 * ``view``, ``control``: what a node sees of a run; what anybody can do to it
 * ``coordinator``, ``store``: folding the roster into rounds; a round's own key-value store
 * ``membership``, ``world``, ``owner``, ``handler``: a node's session, its round, the owner of all tasks, and the

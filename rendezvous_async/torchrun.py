@@ -23,7 +23,7 @@ from torch.distributed import DistError, PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import api as torch_api
 
 from rendezvous_async import errors
-from rendezvous_async.sync.addresses import get_free_port
+from rendezvous_async.addresses import get_free_port
 from rendezvous_async.sync.handler import Round
 from rendezvous_async.sync.registry import make_handler, read_timeout
 

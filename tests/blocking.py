@@ -12,6 +12,8 @@ from datetime import timedelta
 from threading import Event, Thread
 from typing import TypeVar
 
+from rendezvous_async.backends.base import Put
+from rendezvous_async.core.state import NODES, STATE
 from rendezvous_async.sync import (
     RendezvousHandler,
     RendezvousInfo,
@@ -19,7 +21,7 @@ from rendezvous_async.sync import (
     RendezvousTimeout,
 )
 
-__all__ = ["PATIENCE", "in_thread", "join_all", "make_handler", "serve_apart", "wait_until"]
+__all__ = ["PATIENCE", "count_nodes", "damage", "in_thread", "join_all", "make_handler", "serve_apart", "wait_until"]
 
 PATIENCE = float(os.environ.get("RENDEZVOUS_TEST_PATIENCE", "60"))
 """Seconds after which a test gives up; ``tests.mutations`` has less."""
@@ -82,6 +84,20 @@ def wait_until(met: Callable[[], bool]) -> None:
             return
         never.wait(0.005)
     raise AssertionError(f"it did not come within {PATIENCE:g} s")
+
+
+def count_nodes(member: RendezvousHandler) -> int:
+    """Count the nodes that are here, at the barrier or in the round, as a member finds them."""
+    lease, place = member._open()
+    _, backend = lease.call(place._open)
+    return len(lease.call(backend.list, NODES).entries)
+
+
+def damage(handler: RendezvousHandler) -> None:
+    """Write what is not ours over the run's state."""
+    lease, place = handler._open()
+    _, backend = lease.call(place._open)
+    lease.call(backend.commit, Put(STATE, b"not what we wrote"))
 
 
 @contextmanager

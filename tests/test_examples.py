@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import socket
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.cli.support import free_port
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -20,6 +22,25 @@ def run_example(name: str, *arguments: str) -> str:
     )
     assert result.returncode == 0, result.stderr
     return result.stdout
+
+
+def test_the_quick_start_of_the_readme(tmp_path: Path) -> None:
+    """Word for word, but for the endpoint, the number of nodes (no last call) and what it calls training."""
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    code = readme.partition("## Quick start\n\n```python\n")[2].partition("```\n")[0]
+    for theirs, ours in (
+        ('"tcp://head:29400"', f'"tcp://127.0.0.1:{free_port()}"'),
+        ('nodes="2:4"', "nodes=2"),
+        ("secret=SECRET", 'secret="all nodes know this"'),
+        ("await train(world.rank, world.size)", 'print("trained", world.rank, world.size)'),
+    ):
+        assert theirs in code
+        code = code.replace(theirs, ours)
+    (tmp_path / "job.py").write_text(code)
+    command = [sys.executable, "-W", "error", str(tmp_path / "job.py")]
+    nodes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert sorted(node.communicate(timeout=120)[0] for node in nodes) == ["trained 0 2\n", "trained 1 2\n"]
+    assert [node.returncode for node in nodes] == [0, 0]
 
 
 def test_async_orchestrator() -> None:
@@ -43,13 +64,13 @@ def test_custom_backend() -> None:
 
 def test_launched_worker(tmp_path: Path) -> None:
     """Two launchers, one with two workers, and a program with no code of ours in it; the first one hosts."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        endpoint = f"tcp://127.0.0.1:{sock.getsockname()[1]}"
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
     worker = [sys.executable, str(EXAMPLES / "launched_worker.py"), "3", str(tmp_path / "step")]
     launch = [sys.executable, "-m", "rendezvous_async", "launch", endpoint, "--run-id", "sum", "--nodes", "2"]
     commands = ([*launch, "--", *worker], [*launch, "--nproc-per-node", "2", "--", *worker])
-    launchers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    # Unbuffered, a line and its end are two writes, and between them another worker's may come.
+    whole_lines = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    launchers = [subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=whole_lines) for line in commands]
     outputs = [launcher.communicate(timeout=120)[0] for launcher in launchers]
     assert [launcher.returncode for launcher in launchers] == [0, 0]
     lines = sorted(line for output in outputs for line in output.splitlines())

@@ -517,7 +517,7 @@ async def test_a_join_that_times_out_says_who_is_here_and_how_many_are_missing()
         assert now() == 10
         assert str(caught.value) == (
             "run 'job': no round with node a formed within 10 s\n"
-            "run 'job': gathering a round after round 0; 1 of 3 to 4 nodes are at the barrier\n"
+            "run 'job': gathering its first round; 1 of 3 to 4 nodes are at the barrier\n"
             "  here: a (waiting)\n"
             "  next: 2 more must join before a round can form\n"
             "  coordinator: a"

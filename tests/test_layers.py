@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1] / PACKAGE
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "settings", "notice"),
-    ("core", "backends", "events"),
+    ("core", "backends", "events", "addresses"),
     ("view",),
     ("control",),
     ("coordinator", "store"),

@@ -7,20 +7,22 @@ import signal
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
+from threading import Event
 
 import pytest
 
-from rendezvous_async.core.state import NODES
 from rendezvous_async.sync import (
     RendezvousClosedError,
     RendezvousConnectionError,
+    RendezvousError,
     RendezvousGracefulExitError,
     RendezvousHandler,
+    RendezvousStateError,
     RendezvousTimeoutError,
     get_free_port,
 )
 from rendezvous_async.sync.handler import Round
-from tests.blocking import PATIENCE, in_thread, join_all, make_handler, serve_apart, wait_until
+from tests.blocking import PATIENCE, count_nodes, damage, in_thread, join_all, make_handler, serve_apart, wait_until
 
 _names = itertools.count()
 
@@ -46,13 +48,6 @@ def fail_and_shut_down(handler: RendezvousHandler) -> bool:
         raise RuntimeError("the workers failed")
     except RuntimeError:
         return handler.shutdown()
-
-
-def count_nodes(member: RendezvousHandler) -> int:
-    """Count the nodes that are here, at the barrier or in the round, as a member finds them."""
-    lease, place = member._open()
-    _, backend = lease.call(place._open)
-    return len(lease.call(backend.list, NODES).entries)
 
 
 def test_nodes_meet_and_share_a_store(handlers: list[RendezvousHandler]) -> None:
@@ -187,6 +182,48 @@ def test_a_server_that_is_not_there_is_a_connection_error() -> None:
         handler.next_rendezvous()
     assert fail_and_shut_down(handler)
     assert not handler.shutdown()
+
+
+def test_a_damaged_state_is_an_error_until_the_run_is_closed(endpoint: str) -> None:
+    """Closing is how one gets rid of it."""
+    handler = make_handler(endpoint)
+    assert not handler.is_closed()
+    damage(handler)
+    for call in (handler.next_rendezvous, handler.is_closed, handler.num_nodes_waiting):
+        with pytest.raises(RendezvousStateError, match="state"):
+            call()
+    assert handler.shutdown()
+    assert handler.is_closed()
+
+
+def test_a_damaged_state_does_not_leave_members_in_the_dark(endpoint: str) -> None:
+    one, other = make_handler(endpoint), make_handler(endpoint)
+    join_all(one, other)
+    damage(one)
+    wait_until(lambda: one.num_nodes_waiting() > 0 and other.num_nodes_waiting() > 0)
+    ends = [in_thread(handler.next_rendezvous) for handler in (one, other)]
+    for end in ends:
+        assert isinstance(end.exception(PATIENCE), RendezvousStateError)
+    last = [in_thread(fail_and_shut_down, handler) for handler in (one, other)]
+    assert all(end.result(PATIENCE) for end in last)
+
+
+def test_calls_of_many_threads_end_when_one_of_them_shuts_down(endpoint: str) -> None:
+    handlers = [make_handler(endpoint) for _ in range(2)]
+    stores = [info.store for info in join_all(*handlers)]
+    ready = [Event() for _ in range(8)]
+
+    def work(number: int) -> None:
+        while True:  # until the handler says that it was shut down
+            handlers[number % 2].num_nodes_waiting()
+            stores[number % 2].add("count", 1)
+            ready[number].set()
+
+    threads = [in_thread(work, number) for number in range(8)]
+    assert all(event.wait(PATIENCE) for event in ready)
+    ends = [in_thread(handler.shutdown) for handler in (*handlers, *handlers)]
+    assert all(end.result(PATIENCE) for end in ends)
+    assert all(isinstance(thread.exception(PATIENCE), RendezvousError) for thread in threads)
 
 
 def test_what_was_pushed_is_read_without_the_backend() -> None:

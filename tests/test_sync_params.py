@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import logging
+import socket
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rendezvous_async.addresses import address_toward, find_local_address
+from rendezvous_async.settings import parse_endpoint
 from rendezvous_async.sync import (
     RendezvousHandlerRegistry,
     RendezvousParameters,
@@ -169,6 +172,74 @@ def test_where_handlers_meet(tmp_path: Path) -> None:
     for backend, endpoint in (("async-file", " "), ("async-tcp", "etcd://a"), ("async-tcp", "head:x")):
         with pytest.raises(ValueError):
             where(backend, endpoint)
+
+
+def test_what_etcd_gets(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("me:open:sesame\n")
+
+    def options(**given: Any) -> dict[str, Any]:
+        return create_handler(params("async-etcd", "a:1", **given))._options
+
+    assert options() == {}
+    assert options(secret_file=str(secret), read_timeout="7", tls_cert="c.pem", namespace="team") == {
+        "user": "me",
+        "password": "open:sesame",
+        "cert": "c.pem",
+        "key": "c.pem",
+        "namespace": "team",
+        "connect_timeout": 7.0,
+    }
+    for wrong in ({"secret_file": str(tmp_path / "none")}, {"secret_file": str(tmp_path)}):
+        with pytest.raises(ValueError, match="secret_file"):
+            options(**wrong)
+    secret.write_text("sesame")
+    with pytest.raises(ValueError, match="user:password"):
+        options(secret_file=str(secret))
+
+
+def test_what_tcp_gets() -> None:
+    def options(endpoint: str = "localhost:1", **given: Any) -> dict[str, Any]:
+        return create_handler(params("async-tcp", endpoint, **given))._options
+
+    assert options() == {"connect_timeout": 60.0}
+    assert options(is_host="no", insecure="1", data_dir="d", read_timeout=5, timeout=900, shared="true") == {
+        "is_host": False,
+        "insecure": True,
+        "data_dir": "d",
+        "connect_timeout": 5.0,
+    }
+    assert options("tcp://localhost:1?is_host=true&connect_timeout=3") == {}
+    for wrong in ({"is_host": "maybe"}, {"read_timeout": "0"}):
+        with pytest.raises(ValueError):
+            options(**wrong)
+
+
+def test_a_whole_endpoint_is_used_as_it_is() -> None:
+    endpoint = f"tcp://127.0.0.1:{get_free_port()}?is_host=true&connect_timeout=7"
+    handler = create_handler(RendezvousParameters("async-tcp", endpoint, "run", 1, 1))
+    assert handler.next_rendezvous().world_size == 1
+    assert handler.shutdown()
+
+
+def test_the_address_that_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_up = socket.getaddrinfo
+
+    def with_own_name_on_loopback(host: Any, *more: Any, **options: Any) -> Any:
+        """As the hosts file of many a system has it."""
+        return look_up("127.0.1.1" if host == "head" else host, *more, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", with_own_name_on_loopback)
+    out = find_local_address()
+    for endpoint, address in (
+        ("tcp://127.0.0.1", "127.0.0.1"),
+        ("tcp://localhost", "127.0.0.1"),
+        ("memory://here", "127.0.0.1"),
+        ("tcp://head", out),
+        ("etcd://127.0.0.1,elsewhere", out),
+        ("file:///tmp/meet", out),
+    ):
+        assert address_toward(parse_endpoint(endpoint)) == address
 
 
 def test_a_secret_is_read_from_its_file(tmp_path: Path) -> None:

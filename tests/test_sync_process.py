@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rendezvous_async.sync import RendezvousParameters, create_handler, get_free_port
-from tests.blocking import PATIENCE, join_all, make_handler, serve_apart, wait_until
+from tests.blocking import PATIENCE, count_nodes, join_all, make_handler, serve_apart, wait_until
 
 _JOIN = """
 import os, signal, sys
@@ -84,6 +84,7 @@ def test_a_process_that_exits_leaves_and_does_not_close() -> None:
             assert stays.next_rendezvous().world_size == 2
             other.communicate(timeout=PATIENCE)
             assert other.returncode == 7
+            assert count_nodes(stays) == 1, "it said farewell; its record does not wait for its session to run out"
         wait_until(lambda: stays.num_nodes_waiting() > 0)
         assert not stays.is_closed()
         assert stays.next_rendezvous().world_size == 1

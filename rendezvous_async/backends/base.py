@@ -3,7 +3,8 @@
 A backend is a small strongly consistent store. It knows nothing of rounds and ranks: it sees keys and bytes. What it
 must promise, for every implementation (``rendezvous_async.testing.check_backend`` checks each of these):
 
-* **Revisions.** Every commit that wrote something has a revision of its own, larger than all before it. An entry's
+* **Revisions.** Every commit that wrote something has a larger revision than all that were acknowledged before it was
+  made. Two that are made at the same time may share one if neither writes what the other writes or compares. An entry's
   token is ``(epoch, revision of its last put)``. Tokens of another epoch never compare equal.
 * **Commits** are atomic and linearizable: all conditions hold and all writes happen, or nothing does.
 * **Reads** see every commit that was acknowledged before they were sent.

@@ -19,8 +19,8 @@ def changes(before: Status | None, now: Status) -> list[str]:
         found.append(f"closed by {now.closed.by or 'an unnamed node'}: {now.closed.reason or 'no reason given'}")
     if now.round != before.round:
         members = sum(present.rank is not None for present in now.here) + len(now.absent)
-        found.append(f"round {now.round} has formed with {members} members")
-    elif now.phase is not before.phase and now.phase is Phase.GATHERING:
+        found.append(f"round {now.round} has formed with {members} member{'' if members == 1 else 's'}")
+    elif now.phase is not before.phase and now.phase is Phase.GATHERING and now.closed is None:
         found.append(f"round {now.round} is over; gathering the next")
     was = {present.node: present for present in before.here}
     here = {present.node: present for present in now.here}

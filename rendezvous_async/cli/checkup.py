@@ -6,12 +6,13 @@ All times are measured by this process's own monotonic clock.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import secrets
 import socket
 import ssl
 from argparse import Namespace
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from statistics import median
 from typing import Literal
@@ -20,8 +21,9 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from rendezvous_async.addresses import address_toward, is_only_here
 from rendezvous_async.backends.base import Backend, Delete, Put
-from rendezvous_async.cli.endpoints import endpoint_of, open_run, read_secret, tls_files
+from rendezvous_async.cli.endpoints import endpoint_of, open_run
 from rendezvous_async.cli.exits import Failure
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
 from rendezvous_async.settings import Endpoint, format_address
@@ -52,7 +54,7 @@ class Finding(msgspec.Struct, frozen=True):
     unusable: bool = False
 
 
-async def examine(options: Namespace) -> AsyncIterator[Finding]:
+async def examine(options: Namespace) -> AsyncGenerator[Finding, None]:
     """Check an endpoint; yields each finding as soon as it is there."""
     endpoint = endpoint_of(options)
     for host, port in endpoint.hosts:
@@ -65,17 +67,18 @@ async def examine(options: Namespace) -> AsyncIterator[Finding]:
         yield finding
         if finding.unusable:
             return
-    yield _own_name()
-    secret = read_secret(options) or endpoint.options.get("secret")
+    yield await _this_host(endpoint, options.timeout)
     run_id = options.run_id or f"rdzv-doctor-{secrets.token_hex(4)}"
     try:
         began = anyio.current_time()
         async with open_run(options, run_id) as backend:
             yield Finding("connection", "ok", f"open after {_ms(anyio.current_time() - began)}")
             if endpoint.scheme == "tcp":
-                yield _secrecy(endpoint, secret is not None, bool(tls_files(options)) or "tls" in endpoint.options)
+                yield _secrecy(endpoint)
             async for finding in examine_backend(backend, options.timeout):
                 yield finding
+    except TimeoutError:
+        yield Finding("latency", "wrong", "the answers take too long", "is the server, or the network, overloaded?")
     except (RendezvousError, Failure, ImportError) as error:
         yield Finding("connection", "wrong", str(error), _advice(error), unusable=True)
 
@@ -92,7 +95,13 @@ async def examine_host(host: str, port: int, endpoint: Endpoint, timeout: float)
         yield Finding("name", "wrong", f"{host} cannot be looked up: {text}", fix, unusable=True)
         return
     addresses = sorted({str(info[4][0]) for info in infos})
-    yield Finding("name", "ok", f"{host} is {', '.join(addresses)}")
+    found = f"{host} is {', '.join(addresses)}"
+    on_loopback = all(ipaddress.ip_address(address).is_loopback for address in addresses)
+    if endpoint.scheme == "tcp" and on_loopback and not is_only_here(endpoint):
+        fix = "if nodes run elsewhere, too: a server hosted under this name serves nobody else; see /etc/hosts here"
+        yield Finding("name", "warning", f"{found}, on this machine", fix)
+    else:
+        yield Finding("name", "ok", found)
     failures = []
     for address in addresses:
         began = anyio.current_time()
@@ -113,8 +122,8 @@ async def examine_host(host: str, port: int, endpoint: Endpoint, timeout: float)
         unusable = len(failures) == len(addresses)
         fix = f"is the server running and listening on {where}, and does the firewall let this machine in?"
         yield Finding("port", "wrong" if unusable else "warning", "; ".join(failures), fix, unusable)
-    elif endpoint.scheme == "etcd":
-        yield await _etcd(host, port, timeout)
+    elif endpoint.scheme in ("etcd", "etcds"):
+        yield await _etcd(host, port, endpoint, timeout)
 
 
 async def examine_backend(backend: Backend, timeout: float) -> AsyncIterator[Finding]:
@@ -163,22 +172,26 @@ async def examine_backend(backend: Backend, timeout: float) -> AsyncIterator[Fin
     )
 
 
-def _own_name() -> Finding:
+async def _this_host(endpoint: Endpoint, timeout: float) -> Finding:
+    """See which address nodes of this machine tell the others, and whether those can use it."""
     name = socket.gethostname()
-    try:
-        address = socket.gethostbyname(name)
-    except OSError:
-        fix = "give nodes on this machine an address that others can reach (address=, rdzv launch --address)"
-        return Finding("this host", "warning", f"its own name {name!r} cannot be looked up", fix)
-    return Finding("this host", "ok", f"{name} is {address}")
+    with anyio.move_on_after(timeout):
+        address = await anyio.to_thread.run_sync(address_toward, endpoint, abandon_on_cancel=True)
+        found = f"{name}; rdzv launch tells the other nodes to reach it at {address}"
+        if ipaddress.ip_address(address).is_loopback and not is_only_here(endpoint):
+            fix = "give nodes on this machine an address that others can reach (address=, rdzv launch --address)"
+            return Finding("this host", "warning", f"{found}, which only this machine can", fix)
+        return Finding("this host", "ok", found)
+    fix = "check DNS and /etc/hosts on this machine"
+    return Finding("this host", "warning", f"its own name {name!r} was not looked up within {timeout:g} s", fix)
 
 
-def _secrecy(endpoint: Endpoint, secret: bool, tls: bool) -> Finding:
+def _secrecy(endpoint: Endpoint) -> Finding:
+    secret, tls = "secret" in endpoint.options, any(name.startswith("tls") for name in endpoint.options)
     if secret or tls:
         used = " and ".join(word for word, used in (("a secret", secret), ("TLS", tls)) if used)
         return Finding("security", "ok", f"the server takes {used}")
-    host = endpoint.hosts[0][0]
-    if host in ("localhost", "127.0.0.1", "::1"):
+    if is_only_here(endpoint):
         return Finding("security", "ok", "neither secret nor TLS, on loopback")
     return Finding(
         "security", "warning", "neither secret nor TLS: whoever reaches the port can do anything", "serve with a secret"
@@ -193,31 +206,41 @@ def _directory(path: str) -> Finding:
     return Finding("directory", "ok", f"{path} can be written")
 
 
-async def _etcd(host: str, port: int, timeout: float) -> Finding:
-    """Ask an etcd without TLS for its version and its health."""
+async def _etcd(host: str, port: int, endpoint: Endpoint, timeout: float) -> Finding:
+    """Ask an etcd for its version and its health."""
     answers = []
     try:
         with anyio.fail_after(timeout):
             for path in ("/version", "/health"):
-                reader, writer = await asyncio.open_connection(host, port)
+                reader, writer = await asyncio.open_connection(host, port, ssl=_etcd_tls(endpoint))
                 writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
                 answers.append((await reader.read(65536)).partition(b"\r\n\r\n")[2])
                 writer.close()
         version = msgspec.json.decode(answers[0])["etcdserver"]
         healthy = msgspec.json.decode(answers[1]).get("health") == "true"
-    except (OSError, TimeoutError, msgspec.DecodeError, LookupError, AttributeError, TypeError):
-        return Finding("etcd", "warning", f"{host}:{port} does not say its version; is it etcd?")
+    except (OSError, TimeoutError, msgspec.DecodeError, LookupError, AttributeError, TypeError) as error:
+        fix = _advice(error) if isinstance(error, ssl.SSLError) else "is it etcd, and does it want TLS (etcds://)?"
+        return Finding("etcd", "warning", f"{format_address(host, port)} does not say its version", fix)
     if not healthy:
         fix = "look at its log and at etcdctl endpoint health"
         return Finding("etcd", "wrong", f"etcd {version} says that it is not healthy", fix)
     return Finding("etcd", "ok", f"etcd {version} is healthy")
 
 
+def _etcd_tls(endpoint: Endpoint) -> ssl.SSLContext | None:
+    if endpoint.scheme != "etcds":
+        return None
+    context = ssl.create_default_context(cafile=endpoint.options.get("ca"))
+    if "cert" in endpoint.options:
+        context.load_cert_chain(endpoint.options["cert"], endpoint.options.get("key"))
+    return context
+
+
 def _advice(error: Exception) -> str:
     text = str(error).lower()
     if "secret" in text:
         return "give the server's secret with --secret-file, or leave it away if the server has none"
-    if "tls" in text or "certificate" in text or isinstance(error.__cause__, ssl.SSLError):
+    if "tls" in text or "certificate" in text or isinstance(error.__cause__ or error, ssl.SSLError):
         return "do both sides use TLS, and does --tls-ca name the authority of the server's certificate?"
     if isinstance(error, RendezvousConnectionError):
         return "is it an rdzv server that listens there, of this version, with or without TLS as you asked for?"

@@ -7,9 +7,10 @@ used, 1 if something else is wrong.
 from __future__ import annotations
 
 from argparse import Namespace
+from contextlib import aclosing
 
 from rendezvous_async.cli.endpoints import add_connection, add_timeout, shown
-from rendezvous_async.cli.exits import Exit, Failure
+from rendezvous_async.cli.exits import Exit, Failure, one_line
 from rendezvous_async.cli.parsing import Parser
 from rendezvous_async.cli.terminal import Terminal
 
@@ -35,11 +36,12 @@ def run(options: Namespace) -> int:
 
     async def check() -> list[Finding]:
         findings = []
-        async for finding in examine(options):
-            findings.append(finding)
-            if not options.json:
-                mark = terminal.paint(f"{finding.verdict:8}", _MARKS[finding.verdict])
-                print(f"{mark} {finding.check:12} {terminal_text(finding)}", flush=True)
+        async with aclosing(examine(options)) as found:  # However this ends, nothing stays open.
+            async for finding in found:
+                findings.append(finding)
+                if not options.json:
+                    mark = terminal.paint(f"{finding.verdict:8}", _MARKS[finding.verdict])
+                    print(f"{mark} {finding.check:12} {terminal_text(finding)}", flush=True)
         return findings
 
     findings = anyio.run(check)
@@ -48,7 +50,7 @@ def run(options: Namespace) -> int:
     wrong = [finding for finding in findings if finding.verdict == "wrong"]
     if wrong:
         code = Exit.UNREACHABLE if any(finding.unusable for finding in wrong) else Exit.FAILED
-        raise Failure(code, f"{shown(options)}: {wrong[0].check}: {wrong[0].found.splitlines()[0]}")
+        raise Failure(code, f"{shown(options)}: {wrong[0].check}: {one_line(wrong[0].found)}")
     return Exit.OK
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from rendezvous_async.backends.access import TLS_FILES, access_options
 from rendezvous_async.cli.exits import Exit, Failure
 from rendezvous_async.cli.parsing import Parser, seconds
 from rendezvous_async.settings import Endpoint, check_id, parse_endpoint
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["add_connection", "add_run", "backend_of", "endpoint_of", "known_run", "open_run", "read_secret", "shown"]
 
 SECRET_FILE = "RDZV_SECRET_FILE"
-_TLS_FILES = ("tls_ca", "tls_cert", "tls_key")
+GRPC_VERBOSITY = "GRPC_VERBOSITY"
+_HAS_CONNECTIONS = ("tcp", "etcd", "etcds")
 
 
 def add_connection(parser: Parser) -> None:
@@ -33,7 +35,9 @@ def add_connection(parser: Parser) -> None:
 def add_keys(parser: Parser) -> None:
     """Add the files that a connection can be secured with."""
     parser.add_argument(
-        "--secret-file", metavar="FILE", help=f"holds the shared secret (default: ${SECRET_FILE}, else none)"
+        "--secret-file",
+        metavar="FILE",
+        help=f"holds the shared secret, for etcd user:password (default: ${SECRET_FILE})",
     )
     parser.add_argument("--tls-ca", metavar="FILE", help="certificate authorities to believe")
     parser.add_argument("--tls-cert", metavar="FILE", help="this side's certificate")
@@ -71,12 +75,18 @@ def read_secret(options: Namespace) -> str | None:
 
 def tls_files(options: Namespace) -> dict[str, Any]:
     """Return the TLS files that were named."""
-    return {name: getattr(options, name) for name in _TLS_FILES if getattr(options, name) is not None}
+    return {name: getattr(options, name) for name in TLS_FILES if getattr(options, name) is not None}
 
 
 def endpoint_of(options: Namespace) -> Endpoint:
-    """Return the endpoint, with what the options add to its query."""
-    return with_options(parse_endpoint(options.endpoint), **tls_files(options))
+    """Return the endpoint, with what the options add to its query: the secret and the TLS files."""
+    endpoint = parse_endpoint(options.endpoint)
+    if endpoint.scheme == "memory":
+        raise Failure(Exit.USAGE, "memory:// lives inside one process; no other one can meet or look there")
+    # A secret for other endpoints that happens to be in the environment is no reason not to use this one.
+    wanted = options.secret_file is not None or endpoint.scheme in _HAS_CONNECTIONS
+    secret = read_secret(options) if wanted else None
+    return with_options(endpoint, **access_options(endpoint.scheme, secret=secret, **tls_files(options)))
 
 
 def shown(options: Namespace) -> str:
@@ -89,17 +99,37 @@ def with_options(endpoint: Endpoint, **options: Any) -> Endpoint:
     return msgspec.structs.replace(endpoint, options={**endpoint.options, **options})
 
 
-async def backend_of(options: Namespace, run_id: str, **tcp_options: str) -> Backend:
-    """Open the backend of a run; the caller closes it. ``tcp_options`` count for ``tcp://`` only."""
+async def backend_of(options: Namespace, run_id: str, connect_timeout: float, *, looks: bool = False) -> Backend:
+    """Open the backend of a run; the caller closes it.
+
+    Args:
+        options: Of the command.
+        run_id: Which run.
+        connect_timeout: Seconds, unless the endpoint's query says otherwise.
+        looks: The command only looks, so it never hosts a server.
+    """
     from rendezvous_async.backends import start_backend
 
     endpoint = endpoint_of(options)
-    secret = read_secret(options)
-    if secret is not None:
-        endpoint = with_options(endpoint, secret=secret)
-    if endpoint.scheme == "tcp":
-        endpoint = with_options(endpoint, **tcp_options)
-    return await start_backend(endpoint, run_id)
+    if endpoint.scheme in _HAS_CONNECTIONS:
+        endpoint = with_options(endpoint, **{"connect_timeout": str(connect_timeout), **endpoint.options})
+    if endpoint.scheme == "tcp" and looks:
+        endpoint = with_options(endpoint, is_host="false")
+    with _quiet_grpc():
+        return await start_backend(endpoint, run_id)
+
+
+@contextmanager
+def _quiet_grpc() -> Iterator[None]:
+    """Let gRPC, which reads this once, write no lines of its own between ours; workers do not inherit it."""
+    if GRPC_VERBOSITY in os.environ:
+        yield
+        return
+    os.environ[GRPC_VERBOSITY] = "NONE"
+    try:
+        yield
+    finally:
+        os.environ.pop(GRPC_VERBOSITY, None)
 
 
 @asynccontextmanager
@@ -108,13 +138,12 @@ async def open_run(options: Namespace, run_id: str | None = None) -> AsyncIterat
     import anyio
 
     run_id = check_id("--run-id", options.run_id if run_id is None else run_id)
-    endpoint = parse_endpoint(options.endpoint)
-    if endpoint.scheme == "memory":
-        raise Failure(Exit.USAGE, "memory:// lives inside one process; no other one can look at it")
+    endpoint = endpoint_of(options)
     if endpoint.scheme == "file" and not await anyio.Path(endpoint.path).is_dir():
         raise Failure(Exit.UNREACHABLE, f"there is no directory {endpoint.path}")  # The backend would make one.
-    with anyio.move_on_after(options.timeout + 1) as scope:
-        backend = await backend_of(options, run_id, is_host="false", connect_timeout=str(options.timeout))
+    # The backend keeps to the time itself, and then says what it tried; importing it may take a while, too.
+    with anyio.move_on_after(options.timeout + 5) as scope:
+        backend = await backend_of(options, run_id, options.timeout, looks=True)
     if scope.cancelled_caught:
         raise Failure(Exit.UNREACHABLE, f"no answer from {shown(options)} within {options.timeout:g} s")
     try:

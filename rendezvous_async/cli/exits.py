@@ -105,7 +105,7 @@ def code_of(error: RendezvousError) -> Exit:
             return Exit.FAILED
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: Exception | str) -> str:
     """Return an error's text in one line; of many attempts to connect, the last."""
     first, *more = str(error).splitlines() or [type(error).__name__]
     return f"{first} ({more[-1].strip()})" if more else first

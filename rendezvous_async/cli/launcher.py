@@ -10,14 +10,15 @@ see a failure in a round, only the first one counts it, and not even that one if
 from __future__ import annotations
 
 import signal
-import socket
 from argparse import Namespace
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
 import anyio
+import anyio.to_thread
 
+from rendezvous_async.addresses import address_toward, get_free_port
 from rendezvous_async.cli.endpoints import backend_of, endpoint_of
 from rendezvous_async.cli.exits import Exit, Failure
 from rendezvous_async.cli.terminal import Terminal
@@ -33,7 +34,7 @@ from rendezvous_async.errors import (
     RendezvousTimeoutError,
 )
 from rendezvous_async.handler import Rendezvous, connect
-from rendezvous_async.settings import Endpoint, Timeouts, check_id, parse_nodes
+from rendezvous_async.settings import Timeouts, check_id, parse_nodes
 from rendezvous_async.view import answer_within
 from rendezvous_async.world import World
 
@@ -47,6 +48,11 @@ FOREVER = 1e9
 VERDICT = 2.0
 """Seconds after a failure in which the loss of a node counts as its cause."""
 RETRY = 0.5
+WORDS = {
+    Change.EVICTED: "this node is out of it",
+    Change.MEMBER_LOST: "a node was lost, or has left",
+    Change.NODES_WAITING: "a node waits to join",
+}
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -56,10 +62,8 @@ async def launch(options: Namespace, terminal: Terminal) -> int:
     parse_nodes(options.nodes)
     check_id("--run-id", options.run_id)
     endpoint = endpoint_of(options)
-    if endpoint.scheme == "memory":
-        raise Failure(Exit.USAGE, "memory:// lives inside one process; launchers cannot meet there")
     terminal.say(f"connecting to {endpoint}")
-    backend = await backend_of(options, options.run_id, connect_timeout=str(options.connect_timeout))
+    backend = await backend_of(options, options.run_id, options.connect_timeout)
     try:
         with answer_within(options.connect_timeout, f"read the status of run {options.run_id!r}"):
             closed = (await read_status(backend)).closed
@@ -72,7 +76,7 @@ async def launch(options: Namespace, terminal: Terminal) -> int:
             node=options.node,
             timeouts=Timeouts(join=options.join_timeout, last_call=options.last_call, regroup=options.regroup),
             keep_alive_interval=options.keep_alive,
-            address=options.address or address_towards(endpoint),
+            address=options.address or await anyio.to_thread.run_sync(address_toward, endpoint),
             labels={NPROC: str(options.nproc_per_node)},
         )
         async with rendezvous, Workers.of(options.command, options.grace) as workers:
@@ -137,7 +141,8 @@ class _Launcher:
                 left = f"restart {self._failures} of {self._options.max_restarts}"
                 self._terminal.say(f"round {world.round}: a worker failed with code {code}; {left}")
             elif block.change is not Change.CLOSED:
-                self._terminal.say(f"round {world.round}: {block.change or 'failed elsewhere'}; joining the next")
+                why = "a worker failed elsewhere" if block.change is None else WORDS[block.change]
+                self._terminal.say(f"round {world.round}: {why}; joining the next")
 
     async def _join(self) -> World:
         waiting = anyio.CancelScope()
@@ -162,7 +167,7 @@ class _Launcher:
         members = await world.members()
         workers = [int(member.labels.get(NPROC, "1")) for member in members]
         if world.rank == 0:
-            await world.store.set("master_port", str(free_port()))
+            await world.store.set("master_port", str(await anyio.to_thread.run_sync(get_free_port)))
         port = (await world.store.get("master_port")).decode()
         common = {
             "WORLD_SIZE": str(sum(workers)),
@@ -232,7 +237,7 @@ class _Launcher:
             await anyio.sleep(RETRY)
 
     async def _tell_what_is_missing(self, waiting: anyio.CancelScope) -> None:
-        pause = 3.0
+        pause = 1.0
         with waiting:
             while not self._terminal.quiet:
                 await anyio.sleep(pause)
@@ -253,21 +258,3 @@ class _Launcher:
                 self._ended_by = number
                 self._terminal.say(f"{number.name}: ending the workers, and leaving")
                 scope.cancel()
-
-
-def address_towards(endpoint: Endpoint) -> str:
-    """Return the address of this machine that the way to the endpoint starts from; nothing is sent."""
-    for host, port in endpoint.hosts[:1]:
-        with suppress(OSError):
-            family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, kind, protocol) as sock:
-                sock.connect(where)
-                return str(sock.getsockname()[0])
-    return socket.gethostname()
-
-
-def free_port() -> int:
-    """Return a port of this machine that nobody uses now."""
-    with socket.socket() as sock:
-        sock.bind(("", 0))
-        return int(sock.getsockname()[1])

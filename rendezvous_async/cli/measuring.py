@@ -18,7 +18,7 @@ import msgspec
 
 from rendezvous_async.backends.base import Backend, Session
 from rendezvous_async.cli.demo_node import TIMEOUTS
-from rendezvous_async.cli.endpoints import endpoint_of, open_run, read_secret, shown
+from rendezvous_async.cli.endpoints import endpoint_of, open_run, shown
 from rendezvous_async.cli.exits import Exit, Failure
 from rendezvous_async.cli.stage import start_node
 from rendezvous_async.cli.terminal import Terminal
@@ -195,9 +195,6 @@ async def _kill_one(options: Namespace, crowd: _Crowd) -> list[float]:
     settings = crowd.members[0].settings
     endpoint = endpoint_of(options)
     connection: dict[str, Any] = dict(endpoint.options)
-    secret = read_secret(options)
-    if secret is not None:
-        connection["secret"] = secret
     if endpoint.scheme == "tcp":
         connection["is_host"] = "false"
     nodes = f"{settings.min_nodes}:{settings.max_nodes}"

@@ -42,7 +42,8 @@ class Run(msgspec.Struct, frozen=True):
     Attributes:
         run_id: Which run.
         status: How it stands; None if its records cannot be read.
-        explanation: The same in words: why it has not formed.
+        explanation: The same in words, complete, as ``rdzv status`` prints it.
+        why: How it stands and why it has not formed, without what the status lists: a line each.
         last_seen: For each node, the seconds since its last sign of life.
         changes: What happened last, the newest first.
     """
@@ -50,6 +51,7 @@ class Run(msgspec.Struct, frozen=True):
     run_id: str
     status: Status | None
     explanation: str
+    why: list[str]
     last_seen: dict[str, float]
     changes: list[Happened]
 
@@ -107,8 +109,8 @@ class Overview:
         try:
             status = self.status(run_id)
         except RendezvousStateError as error:
-            return Run(run_id, None, str(error), seen, happened)
-        return Run(run_id, status, str(status), seen, happened)
+            return Run(run_id, None, str(error), [str(error)], seen, happened)
+        return Run(run_id, status, str(status), status.why(), seen, happened)
 
     # Changes
 

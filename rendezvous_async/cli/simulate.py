@@ -23,6 +23,11 @@ def configure(parser: Parser) -> None:
 
 def run(options: Namespace) -> int:
     from rendezvous_async.cli.terminal import Terminal
-    from rendezvous_async.testing.command import report
+    from rendezvous_async.testing.command import Progress, report
 
-    return report(options, "rdzv simulate", Terminal(quiet=options.quiet).say)
+    terminal = Terminal(quiet=options.quiet)
+
+    def show(done: Progress) -> None:
+        terminal.progress(done.played, options.seeds, str(done))
+
+    return report(options, "rdzv simulate", show)

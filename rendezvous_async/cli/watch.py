@@ -6,7 +6,8 @@ Ends with 0 when the run is closed, and with 4 if it was closed before.
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from rendezvous_async.cli.endpoints import add_run, known_run, open_run
@@ -45,9 +46,9 @@ async def _watch(options: Namespace) -> int:
     began = anyio.current_time()
     before: Status | None = None
     lines: list[str] = []
-    async with open_run(options) as backend:
+    async with open_run(options) as backend, aclosing(statuses(backend)) as looks:
         screen = Screen(terminal)
-        async for status in statuses(backend):
+        async for status in looks:
             if not options.wait:
                 known_run(status, options)
             if before is None and status.closed is not None:
@@ -68,7 +69,7 @@ async def _watch(options: Namespace) -> int:
     return Exit.OK
 
 
-async def statuses(backend: Backend) -> AsyncIterator[Status]:
+async def statuses(backend: Backend) -> AsyncGenerator[Status, None]:
     """Yield how a run stands, and again whenever that has changed."""
     from rendezvous_async.control import status_of
     from rendezvous_async.core.state import COORDINATOR, NODES, SEATS, STATE

@@ -83,7 +83,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     damaged: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n  ".join([f"run {self.run_id!r}: {self._headline()}", *self._details()])
+        details = (f"{label}: {text}" for label, text in self._details())
+        return "\n  ".join([f"run {self.run_id!r}: {self._headline()}", *details])
+
+    def why(self) -> list[str]:
+        """Return how it stands and what it waits for, for whoever sees its nodes already: the state, then reasons."""
+        details = (f"{label}: {text}" for label, text in self._details() if label not in ("here", "coordinator"))
+        return [self._headline(), *details]
 
     def nodes(self, *roles: Role) -> list[str]:
         """Return the nodes that are here in one of ``roles``."""
@@ -99,26 +105,28 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
             size = holding + len(self.nodes(Role.BACK)) + len(self.absent)
             return f"round {self.round} is formed; {holding} of its {size} members hold it"
         at_barrier = len(self.nodes(Role.BACK, Role.WAITING, Role.SPARE))
-        wanted = f"{self.settings.min_nodes} to {self.settings.max_nodes}"
-        return f"gathering a round after round {self.round}; {at_barrier} of {wanted} nodes are at the barrier"
+        low, high = self.settings.min_nodes, self.settings.max_nodes
+        wanted = f"{low} to {high}" if low != high else f"{low}"
+        what = f"a round after round {self.round}" if self.round else "its first round"
+        return f"gathering {what}; {at_barrier} of {wanted} nodes are at the barrier"
 
-    def _details(self) -> Iterable[str]:
+    def _details(self) -> Iterable[tuple[str, str]]:
         here = [
             f"{present.node} ({present.role}{'' if present.rank is None else f', rank {present.rank}'})"
             for present in self.here
         ]
-        yield f"here: {_shorten(here) or 'nobody'}"
+        yield "here", _shorten(here) or "nobody"
         if self.absent:
             absent = [f"{gone.node} (rank {gone.rank} in round {self.round})" for gone in self.absent]
-            yield f"not back: {_shorten(absent)}"
+            yield "left" if self.closed else "not back", _shorten(absent)
         if self.closed is None and self.settings is not None:
-            yield f"next: {self._next(self.settings)}"
-            yield f"coordinator: {self.coordinator or 'none yet; a live node takes the post by itself'}"
+            yield "next", self._next(self.settings)
+            yield "coordinator", self.coordinator or "none yet; a live node takes the post by itself"
         foreign = self.nodes(Role.FOREIGN)
         if foreign and self.settings is not None:
-            yield f"with other settings than {self.settings.fingerprint!r}: {_shorten(foreign)}"
+            yield f"with other settings than {self.settings.fingerprint!r}", _shorten(foreign)
         if self.damaged:
-            yield f"cannot be read: {_shorten(list(self.damaged))}"
+            yield "cannot be read", _shorten(list(self.damaged))
 
     def _next(self, settings: Settings) -> str:
         holding = self.nodes(Role.MEMBER)
@@ -188,7 +196,7 @@ def diagnose(
                 key=lambda gone: gone.rank,
             )
         ),
-        missing=0 if held else max(0, head.settings.min_nodes - at_barrier),
+        missing=0 if held or head.closed is not None else max(0, head.settings.min_nodes - at_barrier),
         coordinator=coordinator,
         closed=head.closed,
     )

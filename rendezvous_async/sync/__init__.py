@@ -15,6 +15,7 @@ One event loop in one background thread serves all handlers and stores of a proc
 used from many threads, and none in a forked child.
 """
 
+from rendezvous_async.addresses import get_free_port, get_socket_with_port, parse_rendezvous_endpoint
 from rendezvous_async.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -23,7 +24,6 @@ from rendezvous_async.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from rendezvous_async.sync.addresses import get_free_port, get_socket_with_port, parse_rendezvous_endpoint
 from rendezvous_async.sync.backend import RendezvousBackend
 from rendezvous_async.sync.creation import create_store
 from rendezvous_async.sync.handler import RendezvousHandler, RendezvousInfo, Round

@@ -16,18 +16,17 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Any, TypeVar
 
 from anyio.lowlevel import checkpoint
 
+from rendezvous_async.addresses import address_toward
 from rendezvous_async.backends.base import Backend
 from rendezvous_async.core.rules import Change
 from rendezvous_async.core.state import Head
 from rendezvous_async.errors import RendezvousClosedError, RendezvousError, RendezvousFencedError
 from rendezvous_async.handler import Rendezvous, connect
 from rendezvous_async.settings import Endpoint, Timeouts, parse_endpoint
-from rendezvous_async.sync.addresses import find_local_address
 from rendezvous_async.sync.params import RendezvousSettings
 from rendezvous_async.sync.place import Place
 from rendezvous_async.sync.portal import Lease
@@ -246,7 +245,7 @@ class RendezvousHandler:
 
     def _open(self) -> tuple[Lease, Place]:
         if not self._address:
-            self._address = _address_toward(self._endpoint)
+            self._address = address_toward(self._endpoint)
         with self._lock:
             if self._lease is None or self._place is None:
                 self._place = Place(
@@ -298,13 +297,3 @@ class RendezvousHandler:
 def _bootstrap(round: Round) -> RendezvousInfo:
     info = RendezvousStoreInfo.build(round.rank, round.setup, round.address)
     return RendezvousInfo(round.store, round.rank, round.size, info)
-
-
-def _address_toward(endpoint: Endpoint) -> str:
-    """Return the address of this machine that the other nodes can reach, as far as the endpoint tells."""
-    if endpoint.scheme == "memory":
-        return "127.0.0.1"
-    host, port = endpoint.hosts[0] if endpoint.hosts else (None, 0)
-    address = find_local_address(host, port)
-    # All nodes of tcp://localhost are here. A local etcd may be one of a cluster, and the others may be elsewhere.
-    return find_local_address() if endpoint.scheme != "tcp" and ip_address(address).is_loopback else address

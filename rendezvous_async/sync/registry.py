@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
+from rendezvous_async.addresses import parse_rendezvous_endpoint
+from rendezvous_async.backends.access import TLS_FILES, access_options
 from rendezvous_async.settings import DEFAULT_PORTS, Endpoint, format_address, parse_endpoint
-from rendezvous_async.sync.addresses import parse_rendezvous_endpoint
 from rendezvous_async.sync.handler import RendezvousHandler
 from rendezvous_async.sync.params import RendezvousParameters, RendezvousSettings, RendezvousTimeout
 
@@ -47,10 +48,9 @@ _RUN_OPTIONS = frozenset(
     }
 )
 _LABEL = "label_"
-_TLS = ("tls_ca", "tls_cert", "tls_key")
 _KIND_OPTIONS = {
-    "tcp": frozenset({"is_host", "secret_file", "data_dir", "insecure", *_TLS}),
-    "etcd": frozenset({"secret_file", *_TLS}),
+    "tcp": frozenset({"is_host", "secret_file", "data_dir", "insecure", *TLS_FILES}),
+    "etcd": frozenset({"secret_file", *TLS_FILES}),
     "file": frozenset({"shared"}),
     "memory": frozenset[str](),
 }
@@ -138,7 +138,7 @@ def make_handler(params: RendezvousParameters) -> RendezvousHandler:
         settings,
         local_addr=params.local_addr,
         labels=labels,
-        **_options(kind, params),
+        **_options(kind, params, endpoint),
     )
 
 
@@ -163,7 +163,7 @@ def find_endpoint(kind: str, params: RendezvousParameters) -> Endpoint:
             host, port = parse_rendezvous_endpoint(text, DEFAULT_PORTS["tcp"])
             return parse_endpoint(f"tcp://{format_address(host, port)}")
         case "etcd":
-            scheme = "etcds" if any(params.get(name) for name in _TLS) else "etcd"
+            scheme = "etcds" if any(params.get(name) for name in TLS_FILES) else "etcd"
             return parse_endpoint(f"{scheme}://{text or 'localhost'}")
         case "file":
             if not text:
@@ -173,27 +173,25 @@ def find_endpoint(kind: str, params: RendezvousParameters) -> Endpoint:
             return parse_endpoint(f"{kind}://{text}")
 
 
-def _options(kind: str, params: RendezvousParameters) -> dict[str, Any]:
-    """Return the options of the endpoint."""
-    options: dict[str, Any] = {
-        name: params.get(name) for name in ("namespace", "data_dir", "shared") if name in params.config
-    }
-    if kind == "tcp":
-        is_host = params.get_as_bool("is_host")
-        options["is_host"] = "auto" if is_host is None else is_host
-        options["insecure"] = bool(params.get_as_bool("insecure", False))
+def _options(kind: str, params: RendezvousParameters, endpoint: Endpoint) -> dict[str, Any]:
+    """Return the options of the endpoint that its query does not have: those that were given, and few defaults."""
+    known = _KIND_OPTIONS[kind] | {"namespace"}
+    given = {name: value for name, value in params.config.items() if name in known and value is not None}
+    files = {name: given.pop(name) for name in TLS_FILES if name in given}
+    path = given.pop("secret_file", None)
+    options = given | access_options(kind, secret=None if path is None else _read_secret(path), **files)
+    options |= {name: params.get_as_bool(name) for name in ("is_host", "insecure") if name in given}
+    patient = kind == "tcp" and "connect_timeout" not in endpoint.options
+    if patient or (kind in ("tcp", "etcd") and params.get("read_timeout") is not None):
         options["connect_timeout"] = read_timeout(params).total_seconds()
-    for name in _TLS:
-        if params.get(name) is not None:
-            options[name.removeprefix("tls_") if kind == "etcd" else name] = params.get(name)
-    if params.get("secret_file") is not None:
-        secret = Path(params.get("secret_file")).read_text().strip()
-        if kind == "etcd":
-            options["user"], _, options["password"] = secret.partition(":")
-        else:
-            options["secret"] = secret
-    used = _KIND_OPTIONS[kind] | {"namespace", "connect_timeout", "secret", "user", "password", "ca", "cert", "key"}
-    return {name: value for name, value in options.items() if name in used}
+    return options
+
+
+def _read_secret(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError as error:
+        raise ValueError(f"the rendezvous option 'secret_file': cannot read {path!r}: {error.strerror}") from None
 
 
 def _log_unused(params: RendezvousParameters, kind: str) -> None:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, ClassVar, Protocol
 
 from rendezvous_async import store as rounds
-from rendezvous_async.sync.addresses import find_local_address, get_free_port
+from rendezvous_async.addresses import find_local_address, get_free_port
 
 __all__ = ["RendezvousStoreInfo", "Store"]
 

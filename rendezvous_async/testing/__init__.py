@@ -7,6 +7,7 @@
 * ``Proxy`` stands between a client and a server on real sockets, and delays, stalls and cuts.
 * ``check_linearizable(history)`` tells whether what clients saw could have happened one call at a time.
 * ``simulate(scenario_of(seed))`` plays a random scenario; ``python -m rendezvous_async.testing simulate`` plays many.
+* ``python -m rendezvous_async.testing campaign`` disturbs real processes on a real backend, and checks what happened.
 * ``rendezvous_async.testing.model`` explores every state of the protocol with a few nodes; ``python -m`` runs it.
 * ``rendezvous_async.testing.fixtures`` has pytest fixtures; load it with ``pytest_plugins``.
 

@@ -27,11 +27,10 @@ from typing import Any
 
 import anyio
 
-from rendezvous_async.backends.base import Entry, Token
-from rendezvous_async.control import close_run, read_head
-from rendezvous_async.core.codec import decode
+from rendezvous_async.backends.base import Token
+from rendezvous_async.control import close_run
 from rendezvous_async.core.rules import Change
-from rendezvous_async.core.state import NODES, SEATS, STATE, Head, Node, Phase, Seat, node_of
+from rendezvous_async.core.state import Head, Phase
 from rendezvous_async.errors import (
     RendezvousClosedError,
     RendezvousGracefulExitError,
@@ -41,21 +40,9 @@ from rendezvous_async.events import Event, EventKind
 from rendezvous_async.handler import Rendezvous, connect
 from rendezvous_async.settings import Timeouts
 from rendezvous_async.testing.clock import virtual_loop
-from rendezvous_async.testing.history import (
-    Arrived,
-    Believed,
-    CloseCalled,
-    Fault,
-    Formed,
-    HeadWritten,
-    History,
-    Left,
-    Released,
-    Settled,
-    StoreWritten,
-    Vanished,
-)
+from rendezvous_async.testing.history import Believed, CloseCalled, Fault, History, Left, Released, Settled
 from rendezvous_async.testing.network import Faults, Network, SimulatedBackend
+from rendezvous_async.testing.witness import Witness
 from rendezvous_async.view import answer_within
 from rendezvous_async.world import World
 
@@ -164,6 +151,7 @@ class Cluster:
         self.network = Network(self._rng, self._faults)
         self._watching = SimulatedBackend(self.network, "observer", "simulated")
         self._seen: Token | None = self.network.server.table.token
+        self._witness = Witness(self.history)
         self.network.server.fanout.add([self._watching.prefix], self._observe)
         return self
 
@@ -283,6 +271,7 @@ class Cluster:
     def lose_server(self) -> None:
         """Restart the server without its data: a new epoch begins."""
         self._fault("lose the server")
+        self._witness.forget()
         self.network.lose_server()
 
     async def close(self, index: int, reason: str = "") -> None:
@@ -304,19 +293,19 @@ class Cluster:
             if anyio.current_time() >= deadline:
                 raise NotSettledError(f"not settled after {longest:g} s: {self._describe()}")
             await anyio.sleep(LOOK_EVERY)
-        roster = [node_of(entry.key) for entry in self._entries(NODES)]
-        self.history.add(Settled(_now(), tuple(node.name for node in self.nodes if node.live), tuple(roster)))
+        live = tuple(node.name for node in self.nodes if node.live)
+        self.history.add(Settled(_now(), live, tuple(self._witness.roster)))
 
     # What the backend and the nodes say
 
     def head(self) -> Head | None:
         """Return the run's head as the backend has it."""
-        return read_head(self.network.server.table.get(self._watching.prefix + STATE))
+        return self._witness.head
 
     def _is_quiet(self) -> bool:
         head = self.head()
         live = {node.name: node for node in self.nodes if node.live}
-        roster = {node_of(entry.key) for entry in self._entries(NODES)}
+        roster = set(self._witness.roster)
         if head is not None and head.closed is not None:
             return not live and not roster
         if roster != set(live):
@@ -326,20 +315,11 @@ class Cluster:
         if head is None or head.phase is not Phase.FORMED or head.waiting or head.lost:
             return False
         holding = {node.name for node in live.values() if node.holds is not None and node.holds.round == head.round}
-        seated = {node for node, _, _ in self._seats(head)}
+        seated = {node for node, _, _ in self._witness.seats(head)}
         return holding == seated and (holding == set(live) or head.size == self.history.max_nodes)
 
     def _describe(self) -> str:
-        head = self.head()
-        return f"{head}; roster {[node_of(entry.key) for entry in self._entries(NODES)]}; {self.nodes}"
-
-    def _entries(self, name: str) -> list[Entry]:
-        prefix = self._watching.prefix
-        return [entry.relative_to(prefix) for entry in self.network.server.table.list(prefix + name).entries]
-
-    def _seats(self, head: Head) -> list[tuple[str, str, int]]:
-        seats = [(node_of(entry.key), decode(Seat, entry.value, entry.key)) for entry in self._entries(SEATS)]
-        return [(node, seat.arrival, seat.rank) for node, seat in seats if seat.attempt == head.attempt]
+        return f"{self.head()}; roster {self._witness.roster}; {self.nodes}"
 
     def _observe(self) -> None:
         """Write down what a commit did, in the very moment that the server did it."""
@@ -347,30 +327,9 @@ class Cluster:
         if listing is None:
             return
         self._seen = listing.token
-        now = _now()
-        for entry in listing.relative_to(self._watching.prefix).entries:
-            if entry.key == STATE:
-                head = read_head(entry)
-                if head is not None and entry.value is not None:
-                    self._saw_head(now, head, decode(Head, entry.value).token is None)
-            elif entry.key.startswith(NODES):
-                if entry.value is None:
-                    self.history.add(Vanished(now, node_of(entry.key)))
-                else:
-                    record = decode(Node, entry.value, entry.key)
-                    self.history.add(Arrived(now, node_of(entry.key), record.arrival))
-            elif entry.key.startswith("rounds/") and entry.key.count("/") > 1 and entry.value is not None:
-                head = self.head()
-                current = 0 if head is None else head.round
-                self.history.add(StoreWritten(now, int(entry.key.split("/")[1]), current))
-
-    def _saw_head(self, now: float, head: Head, fresh: bool) -> None:
-        closed = "" if head.closed is None else head.closed.by
-        self.history.add(HeadWritten(now, head.round, head.phase, head.waiting, head.lost, closed))
-        if fresh and head.round and head.closed is None:
-            assert head.token is not None
-            token = str(Token(*head.token))
-            self.history.add(Formed(now, head.round, head.size, token, tuple(sorted(self._seats(head)))))
+        if listing.complete:
+            self._witness.forget()
+        self._witness.take(_now(), listing.relative_to(self._watching.prefix).entries)
 
     def believed(self, node: SimulatedNode, world: World) -> None:
         """Write down that a node has joined."""

@@ -1,7 +1,8 @@
-"""``python -m rendezvous_async.testing``: play random scenarios (``simulate``) or a million rounds (``endure``).
+"""``python -m rendezvous_async.testing``: ``simulate`` scenarios, ``endure`` a million rounds, play a ``campaign``.
 
-Both check every guarantee. They print a line for every seed that fails, with the command that repeats it, and exit 1 if
-there is one.
+The first two run in virtual time and print a line for every seed that fails; a campaign runs real processes on a
+real backend and stops at the first breach. All check every guarantee, print the command that repeats a failure, and
+exit 1 then.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from multiprocessing import get_context
 import msgspec
 
 from rendezvous_async.testing import endurance
+from rendezvous_async.testing.campaign import command as campaign
 from rendezvous_async.testing.checks import BrokenGuaranteeError
 from rendezvous_async.testing.clock import VirtualTimeError
 from rendezvous_async.testing.cluster import NotSettledError
@@ -55,7 +57,8 @@ class Progress(msgspec.Struct, frozen=True):
 
 def play_all(seeds: range, nodes: int | None = None, processes: int = 1) -> Iterator[Progress]:
     """Play many seeds in some processes; yields how far it got, again and again."""
-    chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
+    size = max(1, min(CHUNK, len(seeds) // (4 * processes)))  # So that there is something to tell soon.
+    chunks = [seeds[start : start + size] for start in range(0, len(seeds), size)]
     done = Progress()
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_silence) as pool:
         for chunk, result in zip(chunks, pool.map(play, chunks, [nodes] * len(chunks)), strict=True):
@@ -74,16 +77,17 @@ def _silence() -> None:
     logging.disable(logging.CRITICAL)  # Nodes complain of every fault that the scenario puts in.
 
 
-def report(options: argparse.Namespace, command: str, say: Callable[[str], None]) -> int:
-    """Play what the options ask for; print each failure with the command that repeats it, and say how far it is."""
+def report(options: argparse.Namespace, command: str, show: Callable[[Progress], None]) -> int:
+    """Play what the options ask for; print each failure with the command that repeats it, and show how far it is."""
     seeds = range(options.first, options.first + options.seeds)
     done = Progress()
+    show(done)
     for done in play_all(seeds, options.nodes, options.processes):
         for seed, failure in done.failures:
             print(failure)
             nodes = "" if options.nodes is None else f" --nodes {options.nodes}"
             print(f"  repeat it: {command} --first {seed} --seeds 1{nodes}", flush=True)
-        say(str(done))
+        show(done)
     print(done)
     return 1 if done.failed else 0
 
@@ -97,11 +101,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--nodes", type=int, default=None, help="nodes in each scenario (default: 2 to 6, by seed)")
     command.add_argument("--processes", type=int, default=1, help="how many to play at once (default 1)")
     endurance.configure(commands.add_parser("endure", help="play sagas until a million rounds have formed"))
+    campaign.add_options(commands.add_parser("campaign", help="real processes, a real backend, real faults"))
     options = parser.parse_args(arguments)
 
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+    def show(what: object) -> None:
+        print(what, file=sys.stderr, flush=True)
 
+    if options.command == "campaign":
+        return campaign.run(options)
     if options.command == "endure":
-        return endurance.run(options, say)
-    return report(options, "python -m rendezvous_async.testing simulate", say)
+        return endurance.run(options, show)
+    return report(options, "python -m rendezvous_async.testing simulate", show)

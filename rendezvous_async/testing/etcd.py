@@ -43,6 +43,8 @@ from anyio import to_thread
 __all__ = ["EtcdCluster", "EtcdMember", "etcd_program", "start_etcd"]
 
 ENVIRONMENT = "RENDEZVOUS_ASYNC_ETCD"
+FROZEN_AFTER = 2.0
+"""Seconds after which a member that may be frozen is passed over."""
 _TRIES = 5
 
 
@@ -144,26 +146,33 @@ class EtcdMember:
         """Return what the process has written."""
         return (self.cluster.directory / f"{self.name}.log").read_text(errors="replace")
 
-    def ask(self, path: str, body: dict[str, Any] | None = None, *, token: str | None = None) -> dict[str, Any]:
+    def ask(
+        self, path: str, body: dict[str, Any] | None = None, *, token: str | None = None, timeout: float = 10.0
+    ) -> dict[str, Any]:
         """Ask this member over the JSON gateway, for example ``ask("/v3/maintenance/status")``; blocks."""
         headers = {"Content-Type": "application/json", **({"Authorization": token} if token else {})}
         request = urllib.request.Request(self.url + path, json.dumps(body or {}).encode(), headers)
-        answer: dict[str, Any] = json.loads(self._fetch(request))
+        answer: dict[str, Any] = json.loads(self._fetch(request, timeout))
         return answer
 
-    def metric(self, name: str) -> float:
+    def metric(self, name: str, **labels: str) -> float:
         """Return one of this member's own counters, for example ``etcd_debugging_mvcc_watcher_total``; blocks.
 
-        One that is kept by labels, such as ``grpc_server_handled_total``, is summed over them.
+        One that is kept by labels, such as ``grpc_server_handled_total``, is summed over all that are not given.
         """
         lines = self._fetch(urllib.request.Request(self.url + "/metrics")).decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith((name + " ", name + "{")))
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        return sum(
+            float(line.split()[-1])
+            for line in lines
+            if line.startswith((name + " ", name + "{")) and all(each in line for each in wanted)
+        )
 
-    def _fetch(self, request: urllib.request.Request) -> bytes:
+    def _fetch(self, request: urllib.request.Request, timeout: float = 10.0) -> bytes:
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         if self.cluster.client_tls is not None:
             handlers.append(urllib.request.HTTPSHandler(context=self.cluster.client_tls))
-        with urllib.request.build_opener(*handlers).open(request, timeout=2) as response:
+        with urllib.request.build_opener(*handlers).open(request, timeout=timeout) as response:
             body: bytes = response.read()
         return body
 
@@ -296,7 +305,7 @@ class EtcdCluster:
         while time.monotonic() < deadline:
             for member in self.members:
                 with suppress(OSError, ValueError):
-                    status = member.ask("/v3/maintenance/status")
+                    status = member.ask("/v3/maintenance/status", timeout=FROZEN_AFTER)
                     if status["header"]["member_id"] == status.get("leader"):
                         return member
             pause.wait(0.05)
@@ -356,10 +365,10 @@ async def start_etcd(members: int = 1, **options: Any) -> AsyncIterator[EtcdClus
 
 def _healthy(member: EtcdMember) -> bool:
     try:
-        status = member.ask("/v3/maintenance/status")
+        status = member.ask("/v3/maintenance/status", timeout=FROZEN_AFTER)
         # A linearizable read proves that there is a quorum; with authentication on, being refused proves it too.
         with suppress(urllib.error.HTTPError):
-            member.ask("/v3/kv/range", {"key": "AA=="})
+            member.ask("/v3/kv/range", {"key": "AA=="}, timeout=FROZEN_AFTER)
     except (OSError, ValueError):
         return False
     return bool(status.get("leader", "0") != "0")

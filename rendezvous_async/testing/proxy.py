@@ -33,11 +33,12 @@ _MOST_QUEUED = 1024 * 1024
 
 
 class Proxy:
-    """Listens on a free port of the loopback address and passes everything on to one server.
+    """Listens on a free port and passes everything on to one server.
 
     Args:
         host: Of the server.
         port: Of the server.
+        listen: The address to listen on; by default only processes of this machine can reach it.
 
     Attributes:
         delay: Seconds that bytes take each way.
@@ -46,12 +47,13 @@ class Proxy:
         listen_in: Called with the direction and the bytes of everything that comes by.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, listen: str = "127.0.0.1") -> None:
         self.delay = 0.0
         self.refusing = False
         self.accepted = 0
         self.listen_in: Callable[[Direction, bytes], None] | None = None
         self._server = host, port
+        self._address = listen
         self._listener = socket.socket()
         self._pairs: set[_Pair] = set()
         self._stalled = False
@@ -64,7 +66,7 @@ class Proxy:
     async def __aenter__(self) -> Proxy:
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._listener.setblocking(False)
-        self._listener.bind(("127.0.0.1", 0))
+        self._listener.bind((self._address, 0))
         self._listener.listen(1024)
         # The proxy's one owner task: it accepts. Referenced here, awaited at the end.
         self._task = asyncio.create_task(self._accept(), name=repr(self))  # noqa: TID251
@@ -160,6 +162,10 @@ class Proxy:
             far.setblocking(False)
             try:
                 await loop.sock_connect(far, self._server)
+                if far.getsockname() == far.getpeername():
+                    # Nobody listens there, and the system gave us that very port: we would talk to ourselves, and
+                    # the server could not come back.
+                    raise ConnectionRefusedError
             except OSError:
                 far.close()
                 _reset(near)

@@ -1,15 +1,22 @@
 """How fast the etcd backend is, next to bare gRPC stubs against the same etcd in the same run.
 
-    python -m tests.benchmarks.bench_etcd [--repeat 5] [--commits 3000]
+    python -m tests.benchmarks.bench_etcd [calls] [formation] [--quick] [--repeat 5] [--processes 2]
 
 One JSON line for each figure: the median of all repeats for ours and for the bare stubs, and what etcd counted.
 Needs an etcd (see rendezvous_async.testing.etcd); data on disk, fsync on.
+
+``formation`` lets worlds of 64, 256 and 1,000 nodes form, as tasks of a few client processes, from nothing but open
+clients until the last node has joined (etcd_formation.py). All calls that etcd answered are counted, and what was asked
+for on watch streams; also the CPU time of etcd and of the clients, since on a small machine that is the limit.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Coroutine
 from statistics import median
 from time import perf_counter
@@ -17,6 +24,7 @@ from typing import Any
 
 import anyio
 from aetcd import rpc
+from anyio import to_thread
 
 from rendezvous_async.backends import Backend, open_backend
 from rendezvous_async.backends.base import Condition, Put
@@ -141,13 +149,102 @@ async def run(etcd: EtcdCluster, repeat: int, commits: int) -> None:
     await channel.close()
 
 
+class ClientProcess:
+    """A process of nodes; see etcd_formation.py."""
+
+    def __init__(self, *arguments: object) -> None:
+        command = [sys.executable, "-m", "tests.benchmarks.etcd_formation", *map(str, arguments)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def read(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def go_on(self) -> None:
+        assert self._process.stdin is not None
+        print(file=self._process.stdin, flush=True)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def cpu(self) -> float:
+        return cpu_of(self._process.pid)
+
+
+def cpu_of(pid: int) -> float:
+    """Return the CPU seconds that a process has used."""
+    total = 0
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/schedstat") as file:
+            total += int(file.read().split()[0])
+    return total / 1e9
+
+
+def form(etcd: EtcdCluster, kind: str, nodes: int, processes: int) -> dict[str, float]:
+    """Let one world form, and return what it took."""
+    member = etcd.members[0]
+    assert member.process is not None
+
+    def counts() -> tuple[float, float, float]:
+        asked = member.metric("grpc_server_msg_received_total", grpc_method="Watch")
+        revision = int(member.ask("/v3/maintenance/status")["header"]["revision"])
+        return member.metric("grpc_server_handled_total"), asked, revision
+
+    share = -(-nodes // processes)
+    firsts = range(0, nodes, share)
+    clients = [ClientProcess(kind, etcd.endpoint, "bench", nodes, n, min(share, nodes - n)) for n in firsts]
+    for client in clients:
+        assert client.read() == "ready"
+    before, etcd_cpu, clients_cpu = counts(), cpu_of(member.process.pid), sum(client.cpu() for client in clients)
+    started = perf_counter()
+    for client in clients:
+        client.go_on()
+    seconds = max(float(client.read()) for client in clients) - started
+    etcd_cpu, clients_cpu = cpu_of(member.process.pid) - etcd_cpu, sum(client.cpu() for client in clients) - clients_cpu
+    calls, asked, revisions = (after - old for after, old in zip(counts(), before, strict=True))
+    for client in clients:
+        client.end()
+    return {
+        "seconds": seconds,
+        "etcd_operations": calls + asked,
+        "operations_per_node": (calls + asked) / nodes,
+        "revisions": revisions,
+        "etcd_cpu": etcd_cpu,
+        "clients_cpu": clients_cpu,
+    }
+
+
+def run_formation(repeat: int, processes: int) -> None:
+    for nodes in (64, 256, 1000):
+        results: dict[str, list[dict[str, float]]] = {"handler": [], "bare": []}
+        for _ in range(repeat):  # in turns, so that both see the same noise
+            for kind, figures in results.items():
+                with EtcdCluster() as etcd:
+                    figures.append(form(etcd, kind, nodes, processes))
+        for kind, figures in results.items():
+            medians = {name: round(median(each[name] for each in figures), 3) for name in figures[0]}
+            line = {"what": f"formation, {nodes} nodes", "by": kind, "processes": processes, **medians}
+            print(json.dumps(line | {"best": round(min(each["seconds"] for each in figures), 3)}), flush=True)
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="calls|formation", help="what to measure; all by default")
+    parser.add_argument("--quick", action="store_true", help="once, with fewer commits")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--commits", type=int, default=3000)
+    parser.add_argument("--processes", type=int, default=2, help="of clients, in formation")
     arguments = parser.parse_args()
-    async with start_etcd() as etcd:
-        await run(etcd, arguments.repeat, arguments.commits)
+    parts = arguments.parts or ["calls", "formation"]
+    if unknown := set(parts) - {"calls", "formation"}:
+        parser.error(f"there is no {unknown.pop()!r}")
+    repeat, commits = (1, 300) if arguments.quick else (arguments.repeat, arguments.commits)
+    if "calls" in parts:
+        async with start_etcd() as etcd:
+            await run(etcd, repeat, commits)
+    if "formation" in parts:
+        await to_thread.run_sync(run_formation, repeat, arguments.processes)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None
 TORCH_SIZES = (2, 8, 64, 128, 256)
 OUR_SIZES = (2, 8, 64, 128, 256, 1_024)
 LARGE_SIZES = (256, 1_024, 4_096, 10_000)
+LARGE_INTERVAL = 5
+"""Seconds between keep-alives in large worlds, as torch's: thousands of nodes share this machine's few cores."""
 SHIPPED_UP_TO = 128
 """Torch as shipped does not form larger worlds here within minutes."""
 TORCH_PATIENCE = 60.0
@@ -118,7 +120,8 @@ async def large(figures: Figures, runs: int, quick: bool) -> None:
         for number in range(min(runs, 3)):
             async with server("server") as (process, endpoint):
                 for into, cpus, commands in ((cold, cpu_cold, ["enter"]), (warm, cpu_warm, ["enter", "connect"])):
-                    async with fleet("ours", count, endpoint, f"large-{number}-{len(commands)}", count) as nodes:
+                    run_id = f"large-{number}-{len(commands)}"
+                    async with fleet("ours", count, endpoint, run_id, count, LARGE_INTERVAL) as nodes:
                         for command in commands:
                             await nodes.ask(command)
                         used = process.cpu()

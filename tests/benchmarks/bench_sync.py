@@ -2,7 +2,9 @@
 
     python -m tests.benchmarks.bench_sync
 
-JSON lines, medians of 5 runs, in milliseconds for one call.
+JSON lines: medians of 5 runs, in milliseconds for one call; then what goes over the wire, both ways, while a member is
+asked ``num_nodes_waiting`` and ``is_closed`` 1,000 times a second each, next to what does when nobody asks, which is
+keep-alives.
 """
 
 from __future__ import annotations
@@ -12,11 +14,17 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from threading import Event
+
+from anyio.from_thread import start_blocking_portal
 
 from rendezvous_async.sync import RendezvousHandler
+from rendezvous_async.testing.proxy import Proxy
 from tests.blocking import join_all, make_handler, serve_apart
 
 RUNS = 5
+SECONDS = 5
+never = Event()
 
 
 def measure(what: str, calls: int, function: Callable[[], object]) -> None:
@@ -28,6 +36,35 @@ def measure(what: str, calls: int, function: Callable[[], object]) -> None:
             function()
         times.append((time.perf_counter() - began) / calls * 1000)
     print(json.dumps({"what": what, "calls": calls, "median_ms": round(statistics.median(times), 4)}), flush=True)
+
+
+def traffic() -> None:
+    """Print the bytes that a member costs at rest, and while it is asked again and again."""
+    passed: list[int] = []
+    with serve_apart() as (endpoint, _), start_blocking_portal() as portal:
+        proxy = Proxy("127.0.0.1", int(endpoint.rpartition(":")[2]))
+        proxy.listen_in = lambda _, data: passed.append(len(data))
+        with portal.wrap_async_context_manager(proxy):
+            member = make_handler(f"tcp://127.0.0.1:{proxy.port}?is_host=false", (1, 1))
+            member.next_rendezvous()
+            for what, asks in (("nobody asks", 0), ("asked 1,000 times a second", 1000)):
+                passed.clear()
+                began = time.monotonic()
+                used = time.process_time()
+                for second in range(SECONDS):
+                    for _ in range(asks):
+                        member.num_nodes_waiting()
+                        member.is_closed()
+                    never.wait(max(0.0, began + second + 1 - time.monotonic()))
+                took = time.monotonic() - began
+                line = {
+                    "what": what,
+                    "seconds": round(took, 1),
+                    "bytes_per_s": round(sum(passed) / took),
+                    "cpu_percent": round((time.process_time() - used) / took * 100, 1),
+                }
+                print(json.dumps(line), flush=True)
+            member.shutdown()
 
 
 def main() -> None:
@@ -49,6 +86,7 @@ def main() -> None:
             handler.shutdown()
 
         measure("create, join, shut down, with the loop's thread", 20, cycle)
+    traffic()
 
 
 if __name__ == "__main__":

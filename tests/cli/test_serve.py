@@ -87,6 +87,7 @@ async def test_the_status_page() -> None:
             assert shown["status"]["here"][0]["rank"] == 0
             assert shown["last_seen"][evil] < 60
             assert "the members keep the round" in shown["explanation"]
+            assert shown["why"][0] == "round 1 is formed; 1 of its 1 members hold it"
             body = (await request(page, "/metrics"))[1]
             assert 'rdzv_run_nodes{run_id="job",role="member"} 1' in body
             assert 'rdzv_run_round{run_id="job"} 1' in body
@@ -119,7 +120,8 @@ async def test_the_status_page_in_a_browser(tmp_path: Path) -> None:
     assert "&lt;img src=x" in dom
     assert "<img" not in dom
     assert "<title>rdzv: runs</title>" in dom
-    assert "1 waiting" in dom
+    assert "round 0 · 2 nodes · 1 here · 1 waiting" in dom
+    assert ">gathering<" in dom
 
 
 async def run_with_change(page: str, what: str) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def test_too_few_are_here() -> None:
     )
     assert text(shown) == lines(
         """
-        run 'job-7': gathering a round after round 0; 1 of 2 to 4 nodes are at the barrier
+        run 'job-7': gathering its first round; 1 of 2 to 4 nodes are at the barrier
           here: a (waiting)
           next: 1 more must join before a round can form
           coordinator: a
@@ -61,7 +61,7 @@ def test_the_last_call_runs() -> None:
     shown = status(Head(settings=TWO_TO_FOUR), {}, fresh("abc"))
     assert text(shown) == lines(
         """
-        run 'job-7': gathering a round after round 0; 3 of 2 to 4 nodes are at the barrier
+        run 'job-7': gathering its first round; 3 of 2 to 4 nodes are at the barrier
           here: a (waiting), b (waiting), c (waiting)
           next: the last call runs: a round forms within 30 s (3 s with survivors), or at once with 4 nodes
           coordinator: a
@@ -132,7 +132,7 @@ def test_nodes_with_other_settings_are_named() -> None:
     assert shown.missing == 1
     assert text(shown) == lines(
         """
-        run 'job-7': gathering a round after round 0; 1 of 2 to 4 nodes are at the barrier
+        run 'job-7': gathering its first round; 1 of 2 to 4 nodes are at the barrier
           here: a (waiting), x (foreign)
           next: 1 more must join before a round can form
           coordinator: a
@@ -148,9 +148,10 @@ def test_closed_says_who_and_why() -> None:
         """
         run 'job-7': closed by a: training done
           here: a (member, rank 0)
-          not back: b (rank 1 in round 1)
+          left: b (rank 1 in round 1)
         """
     )
+    assert shown.why() == ["closed by a: training done", "left: b (rank 1 in round 1)"]
 
 
 def test_closed_without_a_word() -> None:

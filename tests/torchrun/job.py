@@ -54,8 +54,9 @@ class Agent:
 
     async def ended(self) -> int:
         """Wait for the agent to end, and return its exit code."""
-        with anyio.fail_after(PATIENCE):
+        with anyio.move_on_after(PATIENCE):
             return await self.process.wait()
+        raise AssertionError(f"{self} did not end in {PATIENCE:g} s\n{self.log.read_text(errors='replace')[-6000:]}")
 
 
 class Job:
@@ -69,7 +70,8 @@ class Job:
         self.endpoint = endpoint
         self.nodes = nodes
         self.max_restarts = 3
-        self.options = "last_call_timeout=1,regroup_timeout=0.5,join_timeout=60,close_timeout=10"
+        # An agent that hosts and waits in vain for the others at the end would wait longer than ``ends_well`` does.
+        self.options = f"last_call_timeout=1,regroup_timeout=0.5,join_timeout=60,close_timeout={int(PATIENCE)}"
         self.script: list[str] = [str(TRAINING), str(folder / "reports"), str(folder / "stop"), str(folder / "crash-$")]
         self.environment: dict[str, str] = {}
         self._folder = folder

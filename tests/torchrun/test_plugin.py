@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rendezvous_async.sync import get_free_port
-from tests.blocking import PATIENCE, in_thread, wait_until
+from tests.blocking import PATIENCE, damage, in_thread, wait_until
 
 torch_api: Any = pytest.importorskip("torch.distributed.elastic.rendezvous", reason="no torch")
 NAMES = ("async-tcp", "async-etcd", "async-file")
@@ -95,12 +95,22 @@ def test_errors_are_torchs(make: Make) -> None:
         waits.next_rendezvous()
     assert waits.shutdown()
     absent = make(is_host="false", read_timeout="1")
-    with pytest.raises(torch_api.RendezvousConnectionError):
+    with pytest.raises(torch_api.RendezvousConnectionError, match="within 1 s"):
         absent.next_rendezvous()
     assert not absent.shutdown()
     for wrong in ({"join_timeout": "0"}, {"read_timeout": "-1"}, {"is_host": "maybe"}):
         with pytest.raises(ValueError):
             make(**wrong)
+
+
+def test_a_damaged_state_is_an_error_of_torch_too(make: Make) -> None:
+    handler = make((1, 1))
+    handler.next_rendezvous()
+    damage(handler._handler)
+    wait_until(lambda: bool(handler.num_nodes_waiting() > 0))
+    with pytest.raises(torch_api.RendezvousStateError, match="not a Head record"):
+        handler.next_rendezvous()
+    assert handler.shutdown()
 
 
 def test_other_settings_are_an_error_of_torch_too(make: Make) -> None:

@@ -56,17 +56,17 @@ class EtcdBackend(Backend):
     max_bytes = 1024 * 1024
     """etcd takes 1.5 MiB in a request; the rest is for conditions and what the messages add."""
 
-    def __init__(self, endpoint: Endpoint, run_id: str, options: Options, random: Random | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, run_id: str, options: Options, rng: Random | None = None) -> None:
         super().__init__(run_id, options.namespace)
         self.prefix = "/" + self.prefix
         self.endpoint = endpoint
-        self._random = Random() if random is None else random
+        self._rng = Random() if rng is None else rng
         namespace = f"/{options.namespace.strip('/')}/"
-        self._cluster = Cluster(endpoint, options, self._random)
-        self._history = History(self._cluster, namespace, self._random)
+        self._cluster = Cluster(endpoint, options, self._rng)
+        self._history = History(self._cluster, namespace, self._rng)
         self._keep_alives = KeepAlives(self._cluster)
         self._feeds = Feeds(self._cluster, self._history)
-        self._commits = Commits(self._cluster, self._history, self._keep_alives, namespace, self._random)
+        self._commits = Commits(self._cluster, self._history, self._keep_alives, namespace, self._rng)
         self._owner: asyncio.Task[None] | None = None
         self._closing = anyio.Event()
 
@@ -105,6 +105,7 @@ class EtcdBackend(Backend):
             logger.exception("the background task of %r failed", self)
             self._cluster.closed = True
         finally:
+            self._commits.close()
             self._keep_alives.close()
             self._feeds.close()
 
@@ -139,7 +140,7 @@ class EtcdBackend(Backend):
         self._check_open()
         asked = math.ceil(check_seconds("ttl", ttl))
         sent_at = anyio.current_time()
-        lease, granted = await grant(self._cluster, self._random, asked)
+        lease, granted = await grant(self._cluster, self._rng, asked)
         self._keep_alives.expect_ttl(granted)
         self._feeds.expect_ttl(granted)
         return EtcdSession(lease, float(granted), sent_at, self)

@@ -3,7 +3,9 @@
 A list of members in one gRPC target would do the same with less say: names could not be in it, a frozen member would be
 left only after 8 s of missed pings, and errors would not tell which member they are of. So every member has a channel
 of its own. A call that gets no answer within ``call_timeout`` is sent again to the next member, for ``connect_timeout``
-in all; the streams move along. Whether a write that is sent again is safe is the caller's business (see commits.py).
+in all; the streams move along. When no member has answered, all get twice the time: a cluster that is slow is not
+helped by being asked again and again. Whether a write that is sent again is safe is the caller's business (see
+commits.py).
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from rendezvous_async.backends.etcd.faults import (
     Fault,
     answer_of,
     describe,
+    is_final,
+    is_silence,
     judge,
 )
 from rendezvous_async.backends.etcd.options import Options
@@ -36,6 +40,7 @@ logger = logging.getLogger("rendezvous_async.etcd")
 
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 0.5
+MAX_DOUBLINGS = 5
 OLDEST_VERSION = (3, 4)
 ORDERLY_VERSION = (3, 5, 8)
 """From here on a watch stream's progress is sent after everything that it covers."""
@@ -105,10 +110,10 @@ class Cluster:
     Args:
         endpoint: Where the members are.
         options: Timeouts, user and password, certificates.
-        random: Which member to begin with, and how long to pause between attempts.
+        rng: Which member to begin with, and how long to pause between attempts.
     """
 
-    def __init__(self, endpoint: Endpoint, options: Options, random: Random) -> None:
+    def __init__(self, endpoint: Endpoint, options: Options, rng: Random) -> None:
         self.endpoint = endpoint
         self.call_timeout = options.call_timeout
         self.connect_timeout = options.connect_timeout
@@ -118,9 +123,9 @@ class Cluster:
         self.closed = False
         self._user = options.user
         self._password = options.password
-        self._random = random
+        self._rng = rng
         self._members = [Member(format_address(*host), options.credentials) for host in endpoint.hosts]
-        self._member = random.choice(self._members)
+        self._member = rng.choice(self._members)
         self._moved: list[Callable[[], None]] = []
         self._token: str | None = None
         self._renewing = anyio.Lock()
@@ -132,6 +137,11 @@ class Cluster:
     def member(self) -> Member:
         """The member in use."""
         return self._member
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return len(self._members)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -173,7 +183,7 @@ class Cluster:
         started = anyio.current_time()
         if deadline is None:
             deadline = started + self.connect_timeout
-        failures = renewals = 0
+        failures = renewals = silences = 0
         pause = FIRST_PAUSE
         while True:
             if self.closed:
@@ -182,13 +192,16 @@ class Cluster:
             left = deadline - anyio.current_time()
             if left <= 0:
                 raise self._unreachable(name, anyio.current_time() - started)
+            patience = self.call_timeout * 2 ** min(silences // len(self._members), MAX_DOUBLINGS)
             try:
                 self.calls += 1
                 response = await answer_of(
-                    member.method(name)(request, timeout=min(self.call_timeout, left), metadata=self.metadata)
+                    member.method(name)(request, timeout=min(patience, left), metadata=self.metadata)
                 )
             except (rpc.AioRpcError, ConnectionTornError) as error:
                 fault, text = judge(error, has_user=self.has_user), describe(error)
+                final = is_final(error, fault)
+                silences += is_silence(error)
             else:
                 member.trouble, member.hopeless = "", False
                 return response
@@ -205,10 +218,10 @@ class Cluster:
                         raise self._unreachable(name, anyio.current_time() - started)
                     if failures % len(self._members) == 0:
                         left = deadline - anyio.current_time()
-                        await anyio.sleep(max(0.0, min(left, pause * self._random.uniform(0.5, 1.0))))
+                        await anyio.sleep(max(0.0, min(left, pause * self._rng.uniform(0.5, 1.0))))
                         pause = min(2 * pause, LONGEST_PAUSE)
                 case _:
-                    raise EtcdRefusedError(f"etcd at {member.address} refused {name}: {text}", fault)
+                    raise EtcdRefusedError(f"etcd at {member.address} refused {name}: {text}", fault, final=final)
 
     async def renew(self, stale: str | None, deadline: float | None = None) -> None:
         """Get an auth token, unless somebody has replaced the stale one already."""
@@ -241,7 +254,8 @@ class Cluster:
         if version < OLDEST_VERSION:
             oldest = ".".join(map(str, OLDEST_VERSION))
             raise RendezvousConnectionError(
-                f"etcd at {self._member.address} is version {status.version or 'unknown'}; {oldest} or newer is needed"
+                f"etcd at {self._member.address} is version {status.version or 'unknown'}; {oldest} or newer is needed",
+                final=True,
             )
 
     async def aclose(self) -> None:
@@ -252,4 +266,7 @@ class Cluster:
 
     def _unreachable(self, name: str, seconds: float) -> RendezvousConnectionError:
         tried = [f"{member.address}: {member.trouble or 'not asked'}" for member in self._members]
-        return RendezvousConnectionError(f"no usable answer from {self.endpoint} to {name} in {seconds:.1f} s", tried)
+        final = all(member.hopeless for member in self._members)
+        return RendezvousConnectionError(
+            f"no usable answer from {self.endpoint} to {name} in {seconds:.1f} s", tried, final=final
+        )

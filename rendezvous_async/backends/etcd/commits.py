@@ -25,6 +25,7 @@ import anyio
 from aetcd import rpc
 
 from rendezvous_async.backends.base import Commit, Condition, Delete, Put, Write
+from rendezvous_async.backends.etcd.batches import Batches
 from rendezvous_async.backends.etcd.channel import Cluster, Tally
 from rendezvous_async.backends.etcd.faults import EtcdRefusedError, Fault
 from rendezvous_async.backends.etcd.history import History, get_op, put_op, unchanged
@@ -42,12 +43,12 @@ _NO_LEASE = 2**63 - 1
 """An id that is never granted, for sessions whose id is not even one of ours."""
 
 
-async def grant(cluster: Cluster, random: Random, ttl: int) -> tuple[int, int]:
+async def grant(cluster: Cluster, rng: Random, ttl: int) -> tuple[int, int]:
     """Have a lease granted; return its id and TTL.
 
     The id is ours to choose, so that a request that is sent again does not leave a second lease behind.
     """
-    lease = random.getrandbits(62) + 1
+    lease = rng.getrandbits(62) + 1
     try:
         answer = await cluster.call("LeaseGrant", rpc.LeaseGrantRequest(TTL=ttl, ID=lease))
     except EtcdRefusedError as error:
@@ -88,19 +89,29 @@ class Commits:
     """Makes commits; ``run()`` is run by the backend's owner task."""
 
     def __init__(
-        self, cluster: Cluster, history: History, keep_alives: KeepAlives, namespace: str, random: Random
+        self, cluster: Cluster, history: History, keep_alives: KeepAlives, namespace: str, rng: Random
     ) -> None:
         self._cluster = cluster
         self._history = history
         self._keep_alives = keep_alives
         self._namespace = namespace
-        self._random = random
+        self._rng = rng
         self._page: _Page | None = None
+        self._batches = Batches(cluster)
         self._turning = anyio.Lock()
         self._number = 0
 
     async def run(self) -> None:
-        """Keep the page alive."""
+        """Send what is to be sent together, and keep the page alive."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._batches.run)
+            await self._keep_page()
+
+    def close(self) -> None:
+        """Let nobody wait for a batch any more."""
+        self._batches.close()
+
+    async def _keep_page(self) -> None:
         while True:
             await anyio.sleep(KEEP_PAGE_EVERY)
             page = self._page
@@ -160,11 +171,11 @@ class Commits:
         )
         tally = Tally()
         try:
-            response = await self._cluster.call("Txn", request, tally=tally)
+            response, revision = await self._batches.send(request, writes, when, tally)
         except EtcdRefusedError as error:
             raise await self._refusal(error, slot, tally, writes) from error
         if response.succeeded:
-            slot.revision = response.header.revision
+            slot.revision = revision
             return Commit(True, self._history.token(slot.revision))
         if not self._history.holds(response):
             await self._history.load()
@@ -181,7 +192,7 @@ class Commits:
             return won
         found = [pair for read in response.responses[2:] for pair in read.response_range.kvs]
         entries = {pair.key: self._history.entry(pair) for pair in found}
-        return Commit(False, self._history.token(response.header.revision), tuple(entries.values()))
+        return Commit(False, self._history.token(revision), tuple(entries.values()))
 
     async def _void(self, slot: _Slot, number: bytes) -> Commit | None:
         """Make sure that no copy of a commit is applied from now on; return the commit if one was applied before."""
@@ -251,7 +262,7 @@ class Commits:
             return page
         async with self._turning:
             if self._page is page:
-                lease, _ = await grant(self._cluster, self._random, PAGE_TTL)
+                lease, _ = await grant(self._cluster, self._rng, PAGE_TTL)
                 self._page = _Page(self._namespace, lease)
             assert self._page is not None
             return self._page

@@ -17,7 +17,16 @@ from grpc.aio import UsageError
 
 from rendezvous_async.errors import RendezvousConnectionError
 
-__all__ = ["ConnectionTornError", "EtcdRefusedError", "Fault", "answer_of", "describe", "judge"]
+__all__ = [
+    "ConnectionTornError",
+    "EtcdRefusedError",
+    "Fault",
+    "answer_of",
+    "describe",
+    "is_final",
+    "is_silence",
+    "judge",
+]
 
 T = TypeVar("T")
 
@@ -31,6 +40,15 @@ _ELSEWHERE = frozenset(
         rpc.StatusCode.CANCELLED,
     }
 )
+_FINAL = frozenset(
+    {
+        rpc.StatusCode.UNAUTHENTICATED,
+        rpc.StatusCode.PERMISSION_DENIED,
+        rpc.StatusCode.INVALID_ARGUMENT,
+        rpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+"""Who is refused with one of these will be refused again: a wrong password, no permission, no etcd at all."""
 _HOPELESS = {
     "certificate_verify_failed": "the server's certificate is not signed by the given ca",
     "hostname verification check failed": "the server's certificate is for another name",
@@ -68,9 +86,9 @@ class Fault(Enum):
 class EtcdRefusedError(RendezvousConnectionError):
     """etcd answered, and the answer is no; ``fault`` says of what kind."""
 
-    def __init__(self, message: str, fault: Fault) -> None:
+    def __init__(self, message: str, fault: Fault, *, final: bool = False) -> None:
         self.fault = fault
-        super().__init__(message)
+        super().__init__(message, final=final)
 
 
 class ConnectionTornError(Exception):
@@ -101,6 +119,16 @@ def judge(error: Exception, *, has_user: bool) -> Fault:
     return Fault.REFUSED
 
 
+def is_final(error: Exception, fault: Fault) -> bool:
+    """Tell whether to try again later is no use either."""
+    return fault is Fault.REFUSED and isinstance(error, rpc.AioRpcError) and error.code() in _FINAL
+
+
+def is_silence(error: Exception) -> bool:
+    """Tell whether a member took the call and did not answer in time."""
+    return isinstance(error, rpc.AioRpcError) and error.code() is rpc.StatusCode.DEADLINE_EXCEEDED
+
+
 def describe(error: Exception) -> str:
     """Say in one line what an error of a call was."""
     if not isinstance(error, rpc.AioRpcError):
@@ -110,7 +138,7 @@ def describe(error: Exception) -> str:
     for sign, meaning in _HINTS.items():
         if re.search(sign, lowered):
             return f"{meaning} ({text})"
-    if error.code() is rpc.StatusCode.DEADLINE_EXCEEDED:
+    if is_silence(error):
         return "no answer in time"
     if error.code() is rpc.StatusCode.UNIMPLEMENTED:
         return f"the server does not know etcd's v3 API ({text})"

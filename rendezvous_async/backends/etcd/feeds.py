@@ -205,7 +205,7 @@ class Feeds(Stream):
         if not feed.start:
             feed.start = revision + 1
             for watch in feed.watches:
-                watch.wake()
+                watch.feed_started()
 
     def _deliver(self, feed: Feed, events: list[Any]) -> None:
         entries = [self._entry(event) for event in events]
@@ -236,6 +236,7 @@ class Feeds(Stream):
             error = EtcdRefusedError(
                 f"etcd at {self._cluster.member.address} refused a watch of {feed.name}: {response.cancel_reason}",
                 Fault.REFUSED,
+                final=True,
             )
             for watch in tuple(feed.watches):
                 watch.fail(error)
@@ -309,8 +310,11 @@ class Feeds(Stream):
         # Servers drop the question while a feed catches up; a stream on which nothing comes at all is dead.
         while True:
             await self._barrier_begun.wait()
+            looked_at = anyio.current_time()
             await anyio.sleep(ASK_AGAIN_AFTER)
             now = anyio.current_time()
+            if now - looked_at > 2 * ASK_AGAIN_AFTER:
+                self._heard_at = max(self._heard_at, looked_at)  # We stood still; what has come may not be read yet.
             if not self._barrier.phase:
                 self._barrier_begun = anyio.Event()
             elif now - self._heard_at > self._cluster.call_timeout:

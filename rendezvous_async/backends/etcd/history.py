@@ -46,14 +46,14 @@ def put_op(key: str, value: bytes, lease: int = 0) -> Any:
 class History:
     """The epoch in force, and how to notice that it has changed."""
 
-    def __init__(self, cluster: Cluster, namespace: str, random: Random) -> None:
+    def __init__(self, cluster: Cluster, namespace: str, rng: Random) -> None:
         self.epoch = ""
         self.guard: Any = None
         self.key = f"{namespace}@epoch"
         self._cluster = cluster
         self._reads = Reads(cluster)
         self._cluster_id = 0
-        self._random = random
+        self._rng = rng
         self._revision = 0
         self._verified_after = 0
         self._changed: list[Callable[[], None]] = []
@@ -75,7 +75,7 @@ class History:
     async def load(self, deadline: float | None = None) -> None:
         """Read the epoch, or begin one."""
         key = self.key.encode()
-        fresh = f"{self._random.getrandbits(48):012x}".encode()
+        fresh = f"{self._rng.getrandbits(48):012x}".encode()
         request = rpc.TxnRequest(
             compare=[_compare(key=key, target=rpc.Compare.VERSION, version=0)],
             success=[put_op(self.key, fresh)],

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["EtcdSession", "KeepAlives", "lease_id", "session_id"]
 
 SHORTEST_STALL = 0.5
+MAX_DOUBLINGS = 3
 
 
 def session_id(lease: int) -> str | None:
@@ -49,6 +50,7 @@ class KeepAlives(Stream):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self._stall = cluster.call_timeout
+        self._silences = 0
         self._asked: dict[int, deque[asyncio.Future[int]]] = {}
         self._sent_at: deque[float] = deque()
         self._closed = False
@@ -102,6 +104,7 @@ class KeepAlives(Stream):
                 del self._asked[lease]
 
     def _received(self, response: Any) -> None:
+        self._silences = 0
         if self._sent_at:
             self._sent_at.popleft()
         answers = self._asked.get(response.ID)
@@ -114,10 +117,17 @@ class KeepAlives(Stream):
 
     async def _watch_over(self) -> None:
         while True:
-            await anyio.sleep(self._stall / 4)
-            if self._sent_at and anyio.current_time() - self._sent_at[0] > self._stall:
-                member = self._cluster.member
-                self._cluster.leave(member, f"no answer to a keep-alive in {self._stall:g} s")
+            # A cluster of which no member answers is slow, and needs its time.
+            looked_at = anyio.current_time()
+            stall = self._stall * 2 ** min(self._silences // self._cluster.size, MAX_DOUBLINGS)
+            await anyio.sleep(stall / 4)
+            now = anyio.current_time()
+            if now - looked_at > stall / 2:
+                # This process stood still itself: there may be answers that it has not read yet.
+                self._sent_at = deque(now for _ in self._sent_at)
+            elif self._sent_at and now - self._sent_at[0] > stall:
+                self._silences += 1
+                self._cluster.leave(self._cluster.member, f"no answer to a keep-alive in {stall:g} s")
                 self.reopen("no answer to a keep-alive")
                 return
 

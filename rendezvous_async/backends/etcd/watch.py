@@ -64,6 +64,11 @@ class EtcdWatch(Watch):
     def wake(self) -> None:
         self._woken.set()
 
+    def feed_started(self) -> None:
+        """Wake the reader if all feeds have started: it waits for nothing less."""
+        if all(feed.start for feed in self._feeds):
+            self.wake()
+
     def offer(self, entries: list[Entry], revision: int) -> None:
         """Take in what a feed delivers."""
         news = [entry for entry in entries if entry.token.revision > self._floor]

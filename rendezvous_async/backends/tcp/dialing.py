@@ -127,7 +127,8 @@ class Dialer:
                 self._last_good = address
                 self._patience = ATTEMPT_SECONDS
                 return link
-        raise DialError(f"{self} cannot be reached", definite=definite, final=final, refused=refused)
+        problem = "does not let this client in" if definite or final else "cannot be reached"
+        raise DialError(f"{self} {problem}", definite=definite, final=final, refused=refused)
 
     async def _try(self, address: Address, make_link: Callable[[], Link]) -> Link:
         loop = asyncio.get_running_loop()

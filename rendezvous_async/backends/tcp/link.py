@@ -155,7 +155,7 @@ class Link(asyncio.Protocol):
         match message:
             case wire.Challenge() if not self._challenge:
                 if self._secret is None:
-                    self.abort(RefusedError("the server wants a secret; set secret=..."))
+                    self.abort(RefusedError("the server wants a secret; set secret= (rdzv: --secret-file)"))
                     return
                 self._challenge = body
                 proof = prove(self._secret.key, "client", self._hello[4:], body)

@@ -149,7 +149,8 @@ def check_secure(addresses: Sequence[Address], protected: bool, insecure: bool) 
     if reachable is not None:
         raise ValueError(
             f"{reachable} can be reached by other machines, and whoever reaches it could read and write every run: set "
-            "secret=..., or TLS (tls_cert=... and tls_key=...), or say insecure=True if the network is trusted"
+            "secret=..., or TLS (tls_cert=... and tls_key=...), or say insecure=True if the network is trusted "
+            "(rdzv takes --secret-file, torchrun secret_file)"
         )
 
 

@@ -36,25 +36,40 @@ function nodes(run) {
     body.append(row("td", cells, ["", node.role]));
   }
   for (const node of run.status.absent.slice(0, SHOWN_NODES)) {
-    body.append(row("td", [node.node, "absent", String(node.rank), "", "gone"], ["", "absent"]));
+    const role = run.status.closed ? "left" : "absent";
+    body.append(row("td", [node.node, role, String(node.rank), "", "gone"], ["", role]));
   }
   table.append(head, body);
   return table;
+}
+
+// What a run is up to, in one word: a round whose members come back to the barrier is not at rest.
+function stateOf(status) {
+  if (status === null) return "broken";
+  if (status.closed) return "closed";
+  const unsettled = status.absent.length || status.here.some((node) => node.role === "back" || node.role === "waiting");
+  return status.phase === "formed" && unsettled ? "re-forming" : status.phase;
+}
+
+function factsOf(status) {
+  const { min_nodes: min, max_nodes: max } = status.settings;
+  const facts = ["round " + status.round, (min === max ? min : min + " to " + max) + " nodes", status.here.length + " here"];
+  for (const role of ["back", "waiting", "spare", "foreign"]) {
+    const count = status.here.filter((node) => node.role === role).length;
+    if (count) facts.push(count + " " + role);
+  }
+  return facts.join(" · ");
 }
 
 function draw(run) {
   const section = make("section");
   const title = make("div", undefined, "title");
   const status = run.status;
-  const state = status === null ? "broken" : status.closed ? "closed" : status.phase;
+  const state = stateOf(status);
   title.append(make("h2", run.run_id), make("span", state, "badge " + state));
-  if (status !== null && status.settings) {
-    const wanted = status.settings.min_nodes + " to " + status.settings.max_nodes + " nodes";
-    const waiting = status.here.filter((node) => node.role !== "member").length;
-    const facts = ["round " + status.round, wanted, status.here.length + " here", waiting + " waiting"];
-    title.append(make("span", facts.join(" · "), "facts"));
-  }
-  section.append(title, make("p", run.explanation, "why"));
+  if (status !== null && status.settings) title.append(make("span", factsOf(status), "facts"));
+  section.append(title);
+  for (const line of run.why) section.append(make("p", line, "why"));
   const columns = make("div", undefined, "columns");
   const changes = make("ol");
   for (const change of run.changes) {

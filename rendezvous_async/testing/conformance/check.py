@@ -112,14 +112,20 @@ async def expect_error(kind: type[E], call: Callable[[], Awaitable[object]], wha
 class Reader:
     """Reads a watch and keeps the view that its listings add up to, checking each on the way.
 
+    Args:
+        watch: What to read.
+        *names: What it watches.
+        patience: Seconds to wait for a listing.
+
     Attributes:
         view: The value of each key, as of ``listings[-1]``.
         listings: All that was delivered.
     """
 
-    def __init__(self, watch: Watch, *names: str) -> None:
+    def __init__(self, watch: Watch, *names: str, patience: float = WAIT) -> None:
         self.view: dict[str, bytes] = {}
         self.listings: list[Listing] = []
+        self._patience = patience
         self._watch = watch
         self._names = names
         self._revisions: dict[str, int] = {}
@@ -127,10 +133,10 @@ class Reader:
     async def read(self, what: str = "a listing") -> Listing:
         """Return the next listing, taken into the view."""
         try:
-            with anyio.fail_after(WAIT):
+            with anyio.fail_after(self._patience):
                 listing = await anext(self._watch)
         except TimeoutError:
-            raise AssertionError(f"waited {WAIT:g} s for {what}; the view is {self.view!r:.400}") from None
+            raise AssertionError(f"waited {self._patience:g} s for {what}; the view is {self.view!r:.400}") from None
         self._take(listing)
         return listing
 

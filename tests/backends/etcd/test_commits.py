@@ -231,12 +231,13 @@ async def test_closing_during_a_call(etcd: EtcdCluster) -> None:
 
             group.start_soon(fails, "get", backend.get("a"))
             group.start_soon(fails, "commit", backend.commit(Put("a", b"2")))
+            group.start_soon(fails, "commit in a batch", backend.commit(Put("b", b"2")))
             group.start_soon(fails, "keep_alive", session.keep_alive())
             group.start_soon(fails, "watch", follow(backend))
             await relay.answered.wait()
             with anyio.fail_after(3):
                 await backend.aclose()
-        assert sorted(ended) == ["commit", "get", "keep_alive", "watch"]
+        assert sorted(ended) == ["commit", "commit in a batch", "get", "keep_alive", "watch"]
 
 
 async def test_a_cancel_scope_ends_a_call_that_gets_no_answer(etcd: EtcdCluster) -> None:

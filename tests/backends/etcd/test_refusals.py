@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import grpc.aio
@@ -16,6 +18,7 @@ import trustme
 from aetcd import rpc
 from aetcd.rpc.rpc_pb2_grpc import add_MaintenanceServicer_to_server
 
+import rendezvous_async as rdzv
 from rendezvous_async.backends import open_backend
 from rendezvous_async.backends.base import Put
 from rendezvous_async.errors import RendezvousConnectionError
@@ -24,12 +27,25 @@ from rendezvous_async.testing.etcd import EtcdCluster, start_etcd
 TIMEOUT = 0.7
 
 
-async def refusal(endpoint: str, **options: object) -> str:
-    """Return the error that opening a backend raises, having checked that it comes in time."""
+async def refusal(endpoint: str, *, final: bool = False, **options: Any) -> str:
+    """Return the error that opening a backend raises, having checked that it comes in time.
+
+    Where trying again is no use, a node that joins must be told as soon.
+    """
     with anyio.fail_after(TIMEOUT + 1), pytest.raises(RendezvousConnectionError) as caught:
         async with open_backend(endpoint, run_id="run", connect_timeout=TIMEOUT, **options):
             pass
+    assert caught.value.final is final
+    if final:
+        async with rdzv.connect(endpoint, run_id="run", nodes=1, connect_timeout=TIMEOUT, **options) as rendezvous:
+            with anyio.fail_after(TIMEOUT + 1), pytest.raises(RendezvousConnectionError) as refused:
+                await rendezvous.join()
+        assert _timeless(str(refused.value)) == _timeless(str(caught.value))
     return str(caught.value)
+
+
+def _timeless(text: str) -> str:
+    return re.sub(r"in \d+\.\d s", "in some time", text)
 
 
 def closed_port() -> int:
@@ -80,8 +96,8 @@ async def http1_server() -> AsyncIterator[str]:
 
 async def test_a_server_of_version_2() -> None:
     async with http1_server() as address:
-        with anyio.fail_after(1):
-            text = await refusal(f"etcd://{address}")
+        with anyio.fail_after(2):
+            text = await refusal(f"etcd://{address}", final=True)
     assert address in text
     assert "speaks HTTP/1 only: this is no etcd, or one of version 2" in text
 
@@ -106,13 +122,13 @@ async def grpc_server(*servicers: rpc.Maintenance) -> AsyncIterator[str]:
 
 async def test_a_server_that_is_too_old() -> None:
     async with grpc_server(OldEtcd()) as address:
-        text = await refusal(f"etcd://{address}")
+        text = await refusal(f"etcd://{address}", final=True)
     assert text == f"etcd at {address} is version 3.2.32; 3.4 or newer is needed"
 
 
 async def test_a_grpc_server_that_is_no_etcd() -> None:
     async with grpc_server() as address:
-        text = await refusal(f"etcd://{address}")
+        text = await refusal(f"etcd://{address}", final=True)
     assert f"etcd at {address} refused Status: the server does not know etcd's v3 API" in text
 
 
@@ -152,15 +168,15 @@ async def test_tls(etcd_tls: EtcdCluster, certificates: Certificates) -> None:
 
 
 async def test_the_wrong_ca(etcd_tls: EtcdCluster, tmp_path: Path) -> None:
-    with anyio.fail_after(1):
-        text = await refusal(etcd_tls.endpoint, ca=Certificates(tmp_path).ca)
+    with anyio.fail_after(2):
+        text = await refusal(etcd_tls.endpoint, final=True, ca=Certificates(tmp_path).ca)
     assert etcd_tls.members[0].address in text
     assert "the server's certificate is not signed by the given ca" in text
 
 
 async def test_a_name_that_is_not_in_the_certificate(etcd_tls: EtcdCluster, certificates: Certificates) -> None:
     port = etcd_tls.members[0].client_port
-    text = await refusal(f"etcds://localhost:{port}", ca=certificates.ca)
+    text = await refusal(f"etcds://localhost:{port}", final=True, ca=certificates.ca)
     assert f"localhost:{port}: the server's certificate is for another name" in text
 
 
@@ -187,5 +203,5 @@ async def test_mutual_tls(certificates: Certificates) -> None:
         endpoint = f"{cluster.endpoint}?ca={certificates.ca}"
         async with open_backend(endpoint, run_id="run", cert=certificates.cert, key=certificates.key) as backend:
             assert (await backend.commit(Put("a", b"1"))).won
-        text = await refusal(endpoint)
+        text = await refusal(endpoint, final=True)
         assert f"{cluster.members[0].address}: the server wants a client certificate" in text

@@ -83,7 +83,7 @@ class Process:
             stdout=asyncio.subprocess.PIPE,
         )
 
-    async def read(self, seconds: float = 20.0) -> str:
+    async def read(self, seconds: float = 60.0) -> str:
         """Return the next line that it prints; empty if it has ended."""
         assert self._process is not None
         assert self._process.stdout is not None

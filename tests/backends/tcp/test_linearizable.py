@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from pathlib import Path
 
@@ -10,72 +9,9 @@ import anyio
 import msgspec
 import pytest
 
-from rendezvous_async.backends.base import Condition, Put
-from rendezvous_async.backends.tcp import TcpBackend
 from rendezvous_async.testing.linearizability import Operation, check_linearizable
+from tests.backends.registers import Client
 from tests.backends.tcp.support import ServerProcess, connect, through_proxy
-
-KEYS = ("x", "y", "z")
-
-
-class Client:
-    """Reads, writes and swaps at random, and takes down what it did and saw."""
-
-    def __init__(self, number: int, backend: TcpBackend, rng: random.Random, history: list[Operation]) -> None:
-        self._name = f"client {number}"
-        self._backend = backend
-        self._rng = rng
-        self._history = history
-        self._count = 0
-
-    async def work(self, operations: int) -> None:
-        for _ in range(operations):
-            key = self._rng.choice(KEYS)
-            self._count += 1
-            value = f"{self._name}.{self._count}".encode()
-            await self._rng.choice((self._read, self._write, self._swap))(key, value)
-
-    async def _read(self, key: str, _: bytes) -> None:
-        begin = anyio.current_time()
-        entry = await self._backend.get(key)
-        self._record(key, "read", begin, None if entry is None else entry.value)
-
-    async def _write(self, key: str, value: bytes) -> None:
-        begin = anyio.current_time()
-        with anyio.move_on_after(self._patience()) as scope:
-            await self._backend.commit(Put(key, value))
-        self._record(key, "write", begin, value, open=scope.cancelled_caught)
-
-    async def _swap(self, key: str, value: bytes) -> None:
-        begin = anyio.current_time()
-        entry = await self._backend.get(key)
-        expected = None if entry is None else entry.value
-        self._record(key, "read", begin, expected)
-        begin = anyio.current_time()
-        won = True
-        with anyio.move_on_after(self._patience()) as scope:
-            when = [Condition(key, None if entry is None else entry.token)]
-            won = (await self._backend.commit(Put(key, value), when=when)).won
-        self._record(key, "swap", begin, value, expected=expected, done=won, open=scope.cancelled_caught)
-
-    def _patience(self) -> float:
-        """Now and then a caller gives up, and never learns what became of its call."""
-        return 0.02 if self._rng.random() < 0.05 else math.inf
-
-    def _record(
-        self,
-        key: str,
-        kind: str,
-        begin: float,
-        value: bytes | None,
-        *,
-        expected: bytes | None = None,
-        done: bool = True,
-        open: bool = False,
-    ) -> None:
-        end = math.inf if open else anyio.current_time()
-        assert kind in ("read", "write", "swap")
-        self._history.append(Operation(key, kind, begin, end, value, expected, done, self._name))  # type: ignore[arg-type]
 
 
 async def record(data_dir: Path, seed: int, clients: int, operations: int, kills: int) -> list[Operation]:

@@ -1,6 +1,6 @@
 """Some nodes of ours, as tasks of one event loop.
 
-python -m tests.benchmarks.workers.ours COUNT ENDPOINT RUN_ID NODES
+python -m tests.benchmarks.workers.ours COUNT ENDPOINT RUN_ID NODES [KEEP_ALIVE_INTERVAL]
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ TIMEOUTS = rdzv.Timeouts(join=110, last_call=0.001, regroup=0.001)
 class Nodes:
     """The nodes of this worker."""
 
-    def __init__(self, count: int, endpoint: str, run_id: str, nodes: str) -> None:
+    def __init__(self, count: int, endpoint: str, run_id: str, nodes: str, interval: float) -> None:
         self.meetings = [
             rdzv.connect(
                 endpoint,
                 run_id=run_id,
                 nodes=nodes,
                 timeouts=TIMEOUTS,
+                keep_alive_interval=interval,
                 keep_alive_max_attempt=30,
                 is_host=False,
                 connect_timeout=100,
@@ -121,9 +122,9 @@ async def lateness(seconds: float) -> dict[str, float]:
     return {"median": late[len(late) // 2], "p99": late[len(late) * 99 // 100], "most": late[-1]}
 
 
-async def main(count: str, endpoint: str, run_id: str, nodes: str) -> None:
+async def main(count: str, endpoint: str, run_id: str, nodes: str, interval: str = "1") -> None:
     logging.disable(logging.WARNING)
-    fleet = Nodes(int(count), endpoint, run_id, nodes)
+    fleet = Nodes(int(count), endpoint, run_id, nodes, float(interval))
     names = ("enter", "connect", "join", "watch", "changed", "traffic", "store", "lateness")
     profiler = Profiler()
     commands = {name: getattr(fleet, name) for name in names}

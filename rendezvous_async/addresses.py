@@ -1,4 +1,7 @@
-"""Endpoints in the classic's form, free ports, and the address by which others reach this machine."""
+"""The address by which others reach this machine, free ports, and endpoints in the classic's form.
+
+All of it blocks, for as long as a name server takes: on a loop, call it in a worker thread.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,16 @@ import re
 import socket
 from contextlib import closing, suppress
 
-__all__ = ["find_local_address", "get_free_port", "get_socket_with_port", "parse_rendezvous_endpoint"]
+from rendezvous_async.settings import Endpoint
+
+__all__ = [
+    "address_toward",
+    "find_local_address",
+    "get_free_port",
+    "get_socket_with_port",
+    "is_only_here",
+    "parse_rendezvous_endpoint",
+]
 
 _NOWHERE = (("192.0.2.1", 9), ("2001:db8::1", 9))
 """Addresses that are kept for documentation: nothing is sent, they only ask for the way out of this machine."""
@@ -74,6 +86,27 @@ def find_local_address(host: str | None = None, port: int = 9) -> str:
         if found is not None:
             return found
     return own[0] if own else "127.0.0.1"
+
+
+def address_toward(endpoint: Endpoint) -> str:
+    """Return the address of this machine that the other nodes can reach, as far as the endpoint tells."""
+    if is_only_here(endpoint):
+        return "127.0.0.1" if endpoint.scheme == "memory" else find_local_address(*endpoint.hosts[0])
+    host, port = endpoint.hosts[0] if endpoint.hosts else (None, 0)
+    address = find_local_address(host, port)
+    # The endpoint is on this machine, but the others may be elsewhere: a local etcd may be one of a cluster, and many
+    # systems have their own name stand for a loopback address.
+    return find_local_address() if ipaddress.ip_address(address).is_loopback else address
+
+
+def is_only_here(endpoint: Endpoint) -> bool:
+    """Tell whether all nodes of an endpoint must be on this machine: it is one that others cannot mean."""
+    if endpoint.scheme != "tcp":
+        return endpoint.scheme == "memory"
+    host = endpoint.hosts[0][0]
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def _source_toward(host: str, port: int) -> str | None:

@@ -1,0 +1,222 @@
+"""Every commit of a backend in its order, read behind the library's back: from the log on the disk, or from etcd.
+
+What a client was told is judged by this: it is what a restart would find. ``poll()`` returns what is new. The log is
+the same for the TCP server and for the file backend; a file that is compacted is read to its end before the next one.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import struct
+import threading
+import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rendezvous_async.backends.base import Entry, Token
+from rendezvous_async.backends.frames import MAX_SNAPSHOT, read_records, replay, unframe
+from rendezvous_async.backends.table import Snapshot, Table
+from rendezvous_async.testing.etcd import EtcdMember
+
+__all__ = ["CommitSeen", "EtcdFollower", "Follower", "LogFollower"]
+
+
+class CommitSeen(msgspec.Struct, frozen=True):
+    """What one commit changed: absolute keys, with value None for those that it deleted.
+
+    Attributes:
+        gap: From after which revision on this is only the sum of several commits; None if it is one commit.
+    """
+
+    revision: int
+    entries: tuple[Entry, ...]
+    gap: int | None = None
+
+
+class Follower(ABC):
+    """Reads a backend's commits."""
+
+    epoch: str | None = None
+
+    @abstractmethod
+    def poll(self) -> list[CommitSeen]:
+        """Return the commits since the last time; blocks for no longer than a read of a file takes."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+class LogFollower(Follower):
+    """Follows a log file (``backends/log.py``), whoever writes it."""
+
+    _HEADER = struct.Struct(">8sHxxQ")
+    _HEADER_SIZE = _HEADER.size + 4
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+        self._at = 0
+        self._table: Table | None = None
+
+    def __repr__(self) -> str:
+        return f"<LogFollower {self._path} {self._table}>"
+
+    def poll(self) -> list[CommitSeen]:
+        found: list[CommitSeen] = []
+        if self._fd >= 0:
+            found.extend(self._follow())
+        while self._is_replaced():
+            if self._fd >= 0:
+                found.extend(self._follow())  # what was written between the last look and the replacement
+            try:
+                found.extend(self._switch())
+            except FileNotFoundError:
+                break
+            found.extend(self._follow())
+        return found
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _is_replaced(self) -> bool:
+        try:
+            there = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        if self._fd < 0:
+            return True
+        mine = os.fstat(self._fd)
+        return (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino)
+
+    def _switch(self) -> Iterator[CommitSeen]:
+        """Open the file that stands there now; what its snapshot has and we have not seen is a gap."""
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        self.close()
+        self._fd = fd
+        data = memoryview(self._read(0))
+        head = unframe(data, self._HEADER_SIZE, MAX_SNAPSHOT)
+        assert head is not None, f"{self._path} has no sound snapshot"
+        snapshot = msgspec.msgpack.decode(head[0], type=Snapshot)
+        self._at = head[1]
+        before, self._table = self._table, Table.restore(snapshot, 0.0)
+        self._table.take_changed()
+        self.epoch = snapshot.epoch
+        seen = 0 if before is None else before.revision
+        if snapshot.revision > seen:
+            entries = [entry for entry in snapshot.entries if entry.token.revision > seen]
+            entries += [
+                Entry(key, None, Token(snapshot.epoch, revision))
+                for key, revision in snapshot.graves
+                if revision > seen
+            ]
+            yield CommitSeen(snapshot.revision, tuple(sorted(entries, key=lambda entry: entry.key)), seen)
+
+    def _follow(self) -> Iterator[CommitSeen]:
+        assert self._table is not None
+        data = memoryview(self._read(self._at))
+        done = 0
+        while (frame := unframe(data, done)) is not None:
+            payload, done = frame
+            for record in read_records(payload):
+                replay(self._table, [record], 0.0)
+                if changed := self._table.take_changed():
+                    token = self._table.token
+                    entries = [self._table.get(key) or Entry(key, None, token) for key in sorted(set(changed))]
+                    yield CommitSeen(token.revision, tuple(entries))
+        self._at += done
+
+    def _read(self, start: int) -> bytes:
+        parts = []
+        while part := os.pread(self._fd, 1 << 20, start):
+            parts.append(part)
+            start += len(part)
+        return b"".join(parts)
+
+
+class EtcdFollower(Follower):
+    """Follows etcd's own history over the JSON gateway of whichever member answers.
+
+    Args:
+        members: Of the cluster.
+        prefix: The namespace to follow, with its slashes.
+    """
+
+    SILENCE = 3.0
+
+    def __init__(self, members: Sequence[EtcdMember], prefix: str) -> None:
+        self._members = members
+        self._prefix = prefix
+        self._next = 1
+        self._found: list[CommitSeen] = []
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="etcd-follower", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"<EtcdFollower {self._prefix} next={self._next}>"
+
+    def poll(self) -> list[CommitSeen]:
+        with self._lock:
+            found, self._found = self._found, []
+        return found
+
+    def close(self) -> None:
+        self._stopped.set()
+        self._thread.join(2 * self.SILENCE)
+
+    def _run(self) -> None:
+        number = 0
+        while not self._stopped.wait(0.02):
+            number += 1
+            try:
+                self._watch(self._members[number % len(self._members)])
+            except (OSError, ValueError):
+                continue  # this member is down, frozen or behind; the next one knows
+
+    def _watch(self, member: EtcdMember) -> None:
+        first = self._prefix.encode()
+        body = {
+            "create_request": {
+                "key": base64.b64encode(first).decode(),
+                "range_end": base64.b64encode(first[:-1] + bytes([first[-1] + 1])).decode(),
+                "start_revision": self._next,
+            }
+        }
+        request = urllib.request.Request(f"{member.url}/v3/watch", json.dumps(body).encode())
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=self.SILENCE) as response:
+            for line in response:
+                if self._stopped.is_set():
+                    return
+                answer = json.loads(line)
+                if "result" not in answer:
+                    raise ValueError(f"etcd refused to be watched: {answer}")
+                self._take(int(answer["result"]["header"]["cluster_id"]), answer["result"].get("events", []))
+
+    def _take(self, cluster: int, events: Sequence[dict[str, Any]]) -> None:
+        commits: dict[int, dict[str, Entry]] = {}
+        for event in events:
+            kv = event["kv"]
+            key, revision = base64.b64decode(kv["key"]).decode(), int(kv["mod_revision"])
+            gone = event.get("type") == "DELETE"
+            value = None if gone else base64.b64decode(kv.get("value", ""))
+            if key == f"{self._prefix}@epoch" and value is not None:
+                self.epoch = f"{cluster:x}.{value.decode()}"
+            elif not key.startswith(f"{self._prefix}@"):
+                token = Token(self.epoch or "", revision)
+                commits.setdefault(revision, {})[key] = Entry(key, value, token)
+        with self._lock:
+            for revision, entries in sorted(commits.items()):
+                if revision >= self._next:
+                    self._next = revision + 1
+                    self._found.append(CommitSeen(revision, tuple(entries[key] for key in sorted(entries))))
