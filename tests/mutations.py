@@ -333,7 +333,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        failing = sys.exc_info()[0] is not None",
         "        failing = False",
         "an agent that fails closes the run for all",
-        "tests/test_sync_handler.py::test_a_member_that_failed_leaves_and_the_others_go_on",
+        "tests/test_sync_handler.py::test_a_member_that_failed_leaves_and_the_others_go_on[memory]",
     ),
     Mutation(
         "sync/handler.py",
