@@ -118,6 +118,9 @@ def connect(
     )
     _check_identity(identity)
     given = {"secret": secret, "tls": tls}
+    useless = sorted({name for name, value in given.items() if value is not None} | set(options))
+    if backend is not None and useless:
+        raise ValueError(f"an open backend has its options already; connect has no use for {', '.join(useless)}")
     if isinstance(endpoint, Endpoint) and endpoint.scheme == "tcp" and "linger" not in endpoint.options:
         options.setdefault("linger", timeouts.close)  # A host waits for the others no longer than that.
     options |= {name: value for name, value in given.items() if value is not None}

@@ -105,6 +105,15 @@ def test_an_endpoint_and_a_backend_are_one_too_many() -> None:
         connect(run_id="job", nodes=2, backend=MemoryBackend(MemoryServer(), "other"))
 
 
+def test_options_beside_an_open_backend_are_refused_not_ignored() -> None:
+    """Whoever gives a secret there would believe that it protects something."""
+    backend = MemoryBackend(MemoryServer(), "job")
+    with pytest.raises(ValueError, match=r"no use for secret$"):
+        connect(run_id="job", nodes=2, backend=backend, secret="s")
+    with pytest.raises(ValueError, match=r"no use for is_host, tls$"):
+        connect(run_id="job", nodes=2, backend=backend, tls=object(), is_host=False)
+
+
 @pytest.mark.parametrize(("nodes", "expected"), [(3, (3, 3)), ("3", (3, 3)), ("1:4", (1, 4)), ((2, 3), (2, 3))])
 def test_nodes_can_be_given_in_four_ways(nodes: Any, expected: tuple[int, int]) -> None:
     settings = connect("memory://here", run_id="job", nodes=nodes).settings

@@ -21,6 +21,7 @@ from rendezvous_async.sync import (
     RendezvousTimeoutError,
     get_free_port,
 )
+from rendezvous_async.sync.handler import Round
 from tests.blocking import PATIENCE, count_nodes, damage, in_thread, join_all, make_handler, serve_apart, wait_until
 
 _names = itertools.count()
@@ -109,6 +110,24 @@ def test_a_member_that_failed_leaves_and_the_others_go_on(handlers: list[Rendezv
     assert not handlers[1].is_closed()
     infos = join_all(*handlers[1:3])
     assert sorted(info.rank for info in infos) == [0, 1]
+
+
+def test_a_round_that_loses_a_member_while_it_is_set_up_is_left_for_the_next(handlers: list[RendezvousHandler]) -> None:
+    """Whoever waits for the lost one is told, and sets up the next round instead."""
+    seen: list[int] = []
+
+    def set_up(round: Round) -> int:
+        seen.append(round.size)
+        if round.size == 3:
+            if len(seen) == 1:
+                assert fail_and_shut_down(handlers[2])
+            round.setup.get("what the lost member would have set")
+        return round.size
+
+    joins = [in_thread(handler.next_round, set_up) for handler in handlers[:2]]
+    third = in_thread(handlers[2].next_round, lambda round: round.size)
+    assert third.result(PATIENCE) == 3
+    assert [join.result(PATIENCE) for join in joins] == [2, 2]
 
 
 def test_shutdown_by_one_node_closes_for_all(handlers: list[RendezvousHandler]) -> None:

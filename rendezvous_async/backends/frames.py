@@ -139,7 +139,7 @@ def read_records(payload: memoryview) -> list[Record]:
     """Return the records of a frame's payload."""
     try:
         return _decode(payload)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RendezvousStateError(f"a sound frame holds what is not a record of this version: {error}") from None
 
 

@@ -321,7 +321,7 @@ class Log:
             payload, end = first
             try:
                 table = Table.restore(msgspec.msgpack.decode(payload, type=Snapshot), self._now)
-            except (msgspec.MsgspecError, KeyError) as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError) as error:
                 self._damaged(_HEADER_SIZE, f"the snapshot is not one of this version ({error})")
             self.table = table
         except BaseException:

@@ -304,11 +304,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _is_stuck(self) -> bool:
         """Tell whether nothing is ready but cancel scopes, which ask again each turn while their tasks cannot run."""
-        groups = self._groups
-        return bool(groups.frozen or groups.killed) and all(
-            job.callback is None or isinstance(getattr(job.callback, "__self__", None), anyio.CancelScope)
-            for job in self._jobs
-        )
+        if not (self._groups.frozen or self._groups.killed):
+            return False
+        for job in self._jobs:  # A loop, not all(): this is asked each turn, and the first job decides most times.
+            if job.callback is not None and not isinstance(getattr(job.callback, "__self__", None), anyio.CancelScope):
+                return False
+        return True
 
     def _has_files(self) -> bool:
         return len(self._world.get_map()) > self._own_files

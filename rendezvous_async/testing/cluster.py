@@ -342,6 +342,16 @@ class Cluster:
             self.history.add(Released(_now(), node.name, node.holds.round, why))
             node.holds = None
 
+    def returns(self, rendezvous: Rendezvous) -> None:
+        """Write down that a program goes back to the barrier by its own choice, with nothing that made it.
+
+        A program that does so says it before ``join()``: while the node is cut off nothing else could tell, and the
+        history would have it believe in a world that it has given up.
+        """
+        for node in self.nodes:
+            if node.rendezvous is rendezvous and node.live:
+                self.released(node, "returns")
+
     def _fault(self, kind: str, *nodes: SimulatedNode) -> None:
         self.history.add(Fault(_now(), kind, tuple(node.name for node in nodes)))
 
@@ -376,4 +386,4 @@ class _Listener:
 
 
 def _now() -> float:
-    return round(anyio.current_time(), 9)
+    return round(asyncio.get_running_loop().time(), 9)  # what anyio.current_time() says, and cheaper

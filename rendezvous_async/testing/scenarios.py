@@ -32,7 +32,7 @@ from rendezvous_async.testing.history import Fault, Formed, History
 from rendezvous_async.testing.network import Faults
 from rendezvous_async.world import World
 
-__all__ = ["Report", "Scenario", "scenario_of", "simulate"]
+__all__ = ["Report", "Scenario", "close_by_one", "come_to_rest", "disturb", "mend", "scenario_of", "simulate"]
 
 QUIET = Faults()
 WRITE_EVERY = 1.0
@@ -139,23 +139,37 @@ async def _play(scenario: Scenario) -> tuple[History, NotSettledError | None]:
     )
     async with cluster:
         for _ in range(scenario.actions):
-            _disturb(cluster, rng)
+            disturb(cluster, rng)
             await anyio.sleep(rng.choice((0.0, 0.01, 0.3, 1.0, 4.0, 12.0)))
         if scenario.closes:
-            await _close(cluster, rng)
-        cluster.network.faults = QUIET
-        cluster.heal()
-        for index in range(scenario.nodes):
-            cluster.resume(index)
-            cluster.start(index)
+            await close_by_one(cluster, rng)
         try:
-            await cluster.settle()
+            await come_to_rest(cluster)
         except NotSettledError as error:
             return cluster.history, error
     return cluster.history, None
 
 
-def _disturb(cluster: Cluster, rng: random.Random) -> None:
+async def come_to_rest(cluster: Cluster) -> None:
+    """Let nothing break any more, start every node, and wait until all is quiet.
+
+    Raises:
+        NotSettledError: It does not become quiet in time.
+    """
+    cluster.network.faults = QUIET
+    mend(cluster)
+    await cluster.settle()
+
+
+def mend(cluster: Cluster) -> None:
+    """Let every node run and reach the server."""
+    cluster.heal()
+    for index in range(len(cluster.nodes)):
+        cluster.resume(index)
+        cluster.start(index)
+
+
+def disturb(cluster: Cluster, rng: random.Random) -> None:
     """Do something to the cluster; what makes no sense right now does nothing."""
     index = rng.randrange(len(cluster.nodes))
     side = {other for other in range(len(cluster.nodes)) if rng.random() < 0.5}
@@ -174,7 +188,8 @@ def _disturb(cluster: Cluster, rng: random.Random) -> None:
     rng.choices([action for _, action in actions], weights)[0]()
 
 
-async def _close(cluster: Cluster, rng: random.Random) -> None:
+async def close_by_one(cluster: Cluster, rng: random.Random) -> None:
+    """Let a node that can close the run, if there is one."""
     able = [index for index, node in enumerate(cluster.nodes) if node.live and not node.paused]
     if able:
         with suppress(RendezvousConnectionError):  # It may have happened or not; the history knows.

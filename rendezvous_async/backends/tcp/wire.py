@@ -242,6 +242,10 @@ _request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Req
 _server_decoder: msgspec.msgpack.Decoder[FromServer] = msgspec.msgpack.Decoder(FromServer)
 
 
+_NO_MESSAGE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What the decoders raise: text that is no UTF-8 has an error of its own."""
+
+
 class FrameError(ValueError):
     """Bytes that are no frame of ours; the connection they came on is of no more use."""
 
@@ -332,7 +336,7 @@ def decode_greeting(body: bytes) -> Hello | Proof:
     """Return what a client says before it is known."""
     try:
         return _greeting_decoder.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except _NO_MESSAGE as error:
         raise FrameError(f"not a greeting: {error}") from None
 
 
@@ -340,7 +344,7 @@ def decode_request(body: bytes) -> Request:
     """Return what a client asks."""
     try:
         return _request_decoder.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except _NO_MESSAGE as error:
         raise FrameError(f"not a request: {error}") from None
 
 
@@ -348,5 +352,5 @@ def decode_answer(body: bytes) -> FromServer:
     """Return what a server says."""
     try:
         return _server_decoder.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except _NO_MESSAGE as error:
         raise FrameError(f"not an answer: {error}") from None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import threading
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -214,3 +217,37 @@ async def test_a_full_disk_stops_the_server_and_loses_nothing_acknowledged(tmp_p
     assert len(acknowledged) > 10
     async with serve(port=0, data_dir=tmp_path) as again, connected(again.endpoint) as backend:
         assert len((await backend.list("key/")).entries) == len(acknowledged)
+
+
+async def test_nothing_is_acknowledged_before_it_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that takes its time: neither the commit's author nor a reader hears of it before the sync is done."""
+    synced, begun = threading.Event(), threading.Event()
+    fdatasync = os.fdatasync
+
+    def slow(fd: int) -> None:
+        begun.set()
+        synced.wait(WAIT)
+        fdatasync(fd)
+
+    told = []
+
+    async def tell(call: Callable[[], Awaitable[object]]) -> None:
+        told.append(await call())
+
+    async with (
+        serve(port=0, data_dir=tmp_path) as server,
+        connected(server.endpoint) as writer,
+        connected(server.endpoint) as reader,
+    ):
+        monkeypatch.setattr(os, "fdatasync", slow)
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(tell, lambda: writer.commit(Put("key", b"value")))
+                await eventually(begun.is_set, WAIT)
+                group.start_soon(tell, lambda: reader.get("key"))
+                await anyio.sleep(0.3)
+                assert told == []
+                synced.set()
+            assert len(told) == 2
+        finally:
+            synced.set()

@@ -2,13 +2,15 @@
 
     python -m tests.benchmarks.workers.torch_c10d COUNT PORT RUN_ID NODES best|shipped
 
-``best`` switches off the recording of events, which is most of what it does at large sizes.
+``best`` switches off the recording of events, which is most of what it does at large sizes, and the sharing of stores
+between agents and workers, which breaks its second rounds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -117,6 +119,7 @@ class Nodes:
 async def main(count: str, port: str, run_id: str, nodes: str, kind: str) -> None:
     logging.disable(logging.ERROR)
     if kind == "best":
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # as shipped, a newcomer to a second round dies
         setattr(dynamic.DynamicRendezvousHandler, "_record", lambda *_, **__: None)  # noqa: B010 - it is torch's
         setattr(dynamic, "construct_and_record_rdzv_event", lambda *_, **__: None)  # noqa: B010
     low, _, high = nodes.partition(":")

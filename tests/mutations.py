@@ -1,0 +1,422 @@
+"""Bugs that could have been: each is one small change of the source, with the test that catches it within a minute.
+
+    python -m tests.mutations                    # plant all of them, one after another
+    python -m tests.mutations --only tcp         # those whose file has this in its name
+
+Each bug is planted in a copy of the package, and its test is run there. The table is checked by
+``tests/test_mutations.py``: every text to replace must occur exactly once. Bugs of the rules and of the model that need
+a whole simulation to be seen are in ``tests/testing/test_planted_bugs.py`` and ``test_model_bugs.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["MUTATIONS", "Mutation", "Outcome", "plant"]
+
+ROOT = Path(__file__).parents[1]
+LIMIT = 60.0
+"""Seconds in which a bug must be caught."""
+
+
+class Mutation(NamedTuple):
+    """A bug.
+
+    Attributes:
+        file: Where, inside the package.
+        before: The text that is replaced; it occurs once.
+        after: What takes its place.
+        breaks: What is wrong then.
+        caught_by: The test that fails, as pytest names it.
+    """
+
+    file: str
+    before: str
+    after: str
+    breaks: str
+    caught_by: str
+
+
+class Outcome(NamedTuple):
+    """What came of a bug: ``caught``, ``missed``, ``skipped`` (its test could not run here) or ``late``."""
+
+    verdict: str
+    seconds: float
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    # The rules
+    Mutation(
+        "core/rules.py",
+        "    if tally.at_barrier >= settings.max_nodes:",
+        "    if tally.at_barrier > settings.max_nodes:",
+        "a full barrier waits for the last call",
+        "tests/test_join.py::test_max_forms_at_once",
+    ),
+    Mutation(
+        "core/rules.py",
+        "            ends = min(ends, notes.last_call_ends)",
+        "            pass",
+        "every arrival extends the last call",
+        "tests/test_join.py::test_the_last_call_is_never_extended_by_arrivals",
+    ),
+    Mutation(
+        "core/rules.py",
+        "        return Shut(head.closed, spare)",
+        "        return Pending(spare)",
+        "who waits at the barrier is not told of a close",
+        "tests/test_join.py::test_closing_ends_every_join_and_every_world_for_good",
+    ),
+    Mutation(
+        "core/rules.py",
+        "seat.arrival == arrival and seat.attempt == head.attempt and",
+        "seat.arrival == arrival and",
+        "a seat counts before the head names its attempt",
+        "tests/core/test_rules.py",
+    ),
+    Mutation(
+        "core/tally.py",
+        "        places = max(0, self.head.settings.max_nodes - self.live_members)",
+        "        places = self.head.settings.max_nodes",
+        "spares count as waiting, and a full world restarts for them",
+        "tests/core/test_tally.py",
+    ),
+    Mutation(
+        "core/tally.py",
+        "        return max(self._survived, *self._last_rounds_of_foreign, 0)",
+        "        return self.head.round",
+        "round numbers are used again after the backend forgot everything",
+        "tests/test_join.py::test_round_numbers_grow_even_if_the_backend_forgot_everything",
+    ),
+    Mutation(
+        "core/ranks.py",
+        "    if survivors and free and free[-1] == 0:",
+        "    if False:",
+        "a newcomer takes rank 0 from the survivors",
+        "tests/core/test_ranks.py",
+    ),
+    Mutation(
+        "core/codec.py",
+        "    if data[0] != FORMAT or data[1] != _KINDS[kind]:",
+        "    if data[0] != FORMAT:",
+        "one kind of record is read as another",
+        "tests/core/test_codec.py::test_a_record_of_another_kind_is_a_state_error",
+    ),
+    # The coordinator
+    Mutation(
+        "coordinator.py",
+        "fence = (Condition(STATE, self._state), Condition(COORDINATOR, self._post))",
+        "fence = (Condition(STATE, self._state),)",
+        "a coordinator that was replaced goes on writing",
+        "tests/test_coordinator.py::test_every_write_of_the_coordinator_compares_the_state_and_the_post",
+    ),
+    Mutation(
+        "coordinator.py",
+        "            fence = (Condition(FORMING, begun.token),)",
+        "            fence = ()",
+        "two attempts under way mix their seats",
+        "tests/test_coordinator.py::test_a_round_that_does_not_fit_is_written_in_batches",
+    ),
+    Mutation(
+        "coordinator.py",
+        "        if stalls_at <= anyio.current_time():",
+        "        if False:",
+        "a coordinator that hears nothing keeps the post",
+        "tests/test_coordinator.py::test_a_coordinator_whose_watch_shows_no_progress_resigns",
+    ),
+    Mutation(
+        "coordinator.py",
+        "        await self._clear([seat_key(node) for node in before if node not in form.seats], old)",
+        "        del before",
+        "seats and stores of old rounds pile up",
+        "tests/test_coordinator.py::test_seats_of_those_who_left_are_deleted_after_the_next_round",
+    ),
+    # The node
+    Mutation(
+        "membership.py",
+        "        return self.error is not None or anyio.current_time() >= self.session.deadline",
+        "        return self.error is not None",
+        "after a stall a node believes in a world that went on without it",
+        "tests/test_membership.py::test_after_a_stall_beyond_its_deadline_a_node_is_out_before_anything_else",
+    ),
+    Mutation(
+        "membership.py",
+        "if commit.won or (mine and mine.value == encode(record) and mine.session == self.session.id):",
+        "if commit.won:",
+        "an arrival whose answer was lost is never noticed, or made twice",
+        "tests/test_handler.py::test_an_arrival_whose_answer_is_lost_is_not_repeated",
+    ),
+    Mutation(
+        "handler.py",
+        "                    if spare:\n                        scope.deadline = math.inf",
+        "                    if spare:\n                        pass",
+        "a spare times out behind a full world",
+        "tests/test_join.py::test_a_spares_clock_stands_still_and_starts_anew_when_a_place_frees",
+    ),
+    Mutation(
+        "handler.py",
+        "            if not joined:\n                await owner.see_through(owner.end_membership)",
+        "            if not joined:\n                pass",
+        "a join that failed or was cancelled leaves its record at the barrier",
+        "tests/test_cancellation.py",
+    ),
+    Mutation(
+        "owner.py",
+        "        if self._unended:\n            raise",
+        "        if False:\n            raise",
+        "a node has two sessions at once",
+        "tests/test_handler.py::test_no_new_session_before_the_old_one_is_ended",
+    ),
+    Mutation(
+        "world.py",
+        "        if (head is None or head.closed is None) and self._membership.is_out:",
+        "        if self._membership.is_out:",
+        "who is out of a closed run joins it again",
+        "tests/test_world.py::test_closed_beats_evicted",
+    ),
+    Mutation(
+        "store.py",
+        "        conditions = [self._fence] if when is None else [self._fence, when]",
+        "        conditions = [] if when is None else [when]",
+        "members of an old round write to its store",
+        "tests/test_store.py::test_a_store_of_an_old_round_refuses",
+    ),
+    # The table and its log
+    Mutation(
+        "backends/table.py",
+        "        if id is not None and (answer := self._answer(id)) is not None:",
+        "        if id is not None and (answer := self._answer(id)) is None and answer:",
+        "a commit that is sent again is done again",
+        "tests/backends/tcp/test_client.py::test_a_commit_whose_answer_was_lost_is_not_done_again",
+    ),
+    Mutation(
+        "backends/table.py",
+        "        elif old.session is not None and old.session != entry.session:",
+        "        elif False:",
+        "the end of an old session deletes what a new one wrote",
+        "tests/backends/test_table.py",
+    ),
+    Mutation(
+        "backends/table.py",
+        "            _, self._horizon = self._graves.popitem(last=False)",
+        "            self._graves.popitem(last=False)",
+        "a watcher that was away for long misses deletions",
+        "tests/backends/test_table.py",
+    ),
+    Mutation(
+        "backends/frames.py",
+        "    if data[end : end + 1] != _END or zlib.crc32(payload) != _HEAD.unpack_from(data, start)[2]:",
+        "    if data[end : end + 1] != _END:",
+        "a damaged log is believed",
+        "tests/backends/test_log.py::test_a_flipped_bit_is_refused",
+    ),
+    # The TCP server
+    Mutation(
+        "backends/tcp/connection.py",
+        '        if key is None or not verify(key, "client", body, self._challenge, proof):',
+        "        if key is None:",
+        "any secret will do",
+        "tests/backends/tcp/test_auth.py::test_both_sides_must_know_the_secret",
+    ),
+    Mutation(
+        "backends/tcp/connection.py",
+        "        if hello.version != wire.PROTOCOL:",
+        "        if hello.version > wire.PROTOCOL:",
+        "a peer can have the server speak an old version",
+        "tests/hostile/test_peers.py::test_no_other_version_is_spoken_not_even_an_old_one",
+    ),
+    Mutation(
+        "backends/tcp/connection.py",
+        "        if journal is None or journal.idle:",
+        "        if True:",
+        "a commit is acknowledged before it is on disk",
+        "tests/backends/tcp/test_durability.py::test_nothing_is_acknowledged_before_it_is_on_disk",
+    ),
+    Mutation(
+        "backends/tcp/requests.py",
+        "    if not name.startswith(peer.scope):",
+        "    if False:",
+        "a restricted secret opens every run",
+        "tests/backends/tcp/test_auth.py::test_a_restricted_secret_opens_its_runs_alone",
+    ),
+    Mutation(
+        "backends/tcp/wire.py",
+        "            if length > self.max_frame:",
+        "            if False:",
+        "a peer can have the server wait for four gigabytes",
+        "tests/backends/tcp/test_wire.py::test_a_frame_that_is_too_long_is_refused_by_its_length_alone",
+    ),
+    Mutation(
+        "backends/tcp/wire.py",
+        "(msgspec.DecodeError, UnicodeDecodeError, RecursionError)",
+        "(msgspec.DecodeError, RecursionError)",
+        "text that is no text raises in the server",
+        "tests/hostile/test_peers.py::test_text_that_is_no_utf8_is_refused_with_a_reason",
+    ),
+    Mutation(
+        "backends/tcp/server.py",
+        "                self.table.hasten(session, now + self.disconnect_grace)",
+        "                pass",
+        "a killed process is missed only after its TTL",
+        "tests/backends/tcp/test_server.py::test_a_killed_process_is_gone_after_the_grace",
+    ),
+    # The shared directory
+    Mutation(
+        "backends/file/life.py",
+        "                silent = watched.silent_for + min(now - watched.looked_at, 2 * interval)",
+        "                silent = watched.silent_for + now - watched.looked_at",
+        "an observer that was stopped takes everybody for dead",
+        "tests/backends/file/test_life.py::test_an_observer_that_did_not_look_has_seen_no_silence",
+    ),
+    Mutation(
+        "backends/file/life.py",
+        "    if not _PLAIN.fullmatch(session):",
+        "    if False:",
+        "a forged log removes files outside of the directory",
+        "tests/hostile/test_fuzz.py::test_a_decoder_answers_nonsense_with_its_own_error[file session names]",
+    ),
+    Mutation(
+        "backends/file/ledger.py",
+        "            if self.table.has_session(session) and self.lives.look(session) == look:",
+        "            if self.table.has_session(session):",
+        "a session that has just shown life is ended",
+        "tests/backends/file/test_ledger.py::test_a_session_that_shows_life_under_the_lock_is_not_ended",
+    ),
+    Mutation(
+        "backends/file/ledger.py",
+        "            for undo in change.undo:\n                undo()",
+        "            pass",
+        "the file of a session that never came to be stays",
+        "tests/backends/file/test_ledger.py::test_what_fails_leaves_no_session_file_behind",
+    ),
+    # etcd
+    Mutation(
+        "backends/etcd/commits.py",
+        "        if marker and marker[0].value == number:\n            slot.revision",
+        "        if False:\n            slot.revision",
+        "a commit whose answer was lost counts as lost",
+        "tests/backends/etcd/test_commits.py::test_a_commit_whose_answer_was_lost_is_recognised",
+    ),
+    Mutation(
+        "backends/etcd/commits.py",
+        "        if tally.doubt and (won := await self._void(slot, number)) is not None:",
+        "        if tally.doubt and (won := None) is not None:",
+        "a copy of a commit that lost wins later",
+        "tests/backends/etcd/test_commits.py::test_a_commit_that_lost_after_a_missing_answer_cannot_win_later",
+    ),
+    Mutation(
+        "backends/etcd/lease.py",
+        "lease if session_id(lease) == session and lease < 2**63 else None",
+        "lease",
+        "an id that no session can have reaches etcd",
+        "tests/hostile/test_fuzz.py::test_a_decoder_answers_nonsense_with_its_own_error[etcd keys and leases]",
+    ),
+    # The facade, the plugin, the page
+    Mutation(
+        "sync/handler.py",
+        "        return 0 if seen.closed else max(seen.pending, 1) if seen.out else seen.pending",
+        "        return 0 if seen.closed else seen.pending",
+        "an agent whose node is out trains on",
+        "tests/test_sync_handler.py::test_a_node_that_is_cut_off_knows_that_it_is_out",
+    ),
+    Mutation(
+        "sync/handler.py",
+        "        failing = sys.exc_info()[0] is not None",
+        "        failing = False",
+        "an agent that fails closes the run for all",
+        "tests/test_sync_handler.py::test_exc_info_is_what_tells_failure",
+    ),
+    Mutation(
+        "sync/handler.py",
+        "            except RoundLostError as error:",
+        "            except RecursionError as error:",
+        "a member that is lost while a round is set up fails the others",
+        "tests/test_sync_handler.py::test_a_round_that_loses_a_member_while_it_is_set_up_is_left_for_the_next",
+    ),
+    Mutation(
+        "torchrun.py",
+        "            raise SystemExit(0) from error",
+        "            raise",
+        "a spare of a run that is over crashes",
+        "tests/torchrun/test_plugin.py::test_a_spare_whose_run_is_over_exits_well",
+    ),
+    Mutation(
+        "torchrun.py",
+        "            store = TCPStore(round.address, 0, None, True, self._read_timeout, wait_for_workers=False)",
+        "            store = self._server or TCPStore(round.address, 0, None, True, self._read_timeout, True)",
+        "a round finds the keys of the last one in its store",
+        "tests/torchrun/test_plugin.py::test_each_round_has_a_fresh_store",
+    ),
+    Mutation(
+        "cli/http.py",
+        "        if path not in self.pages.public and not self._may_see(",
+        "        if path not in self.pages.public and self._may_see(",
+        "the status page is shown to those who do not know the secret",
+        "tests/hostile/test_fuzz.py::test_a_decoder_answers_nonsense_with_its_own_error[http request]",
+    ),
+)  # fmt: skip
+
+
+def plant(mutation: Mutation, place: Path) -> Outcome:
+    """Plant a bug in a copy at ``place``, run its test there, and take the bug out again."""
+    path = place / "rendezvous_async" / mutation.file
+    sound = path.read_text()
+    assert sound.count(mutation.before) == 1, f"{mutation.file} has not exactly one {mutation.before!r}"
+    path.write_text(sound.replace(mutation.before, mutation.after))
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutation.caught_by]
+    environment = {**os.environ, "PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"}
+    begin = time.monotonic()
+    try:
+        done = subprocess.run(
+            command, cwd=place, env=environment, capture_output=True, text=True, timeout=5 * LIMIT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Outcome("late", 5 * LIMIT)
+    finally:
+        path.write_text(sound)
+    seconds = time.monotonic() - begin
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"pytest could not run {mutation.caught_by}:\n{done.stdout}\n{done.stderr}")
+    if done.returncode == 0:
+        return Outcome("missed" if "passed" in done.stdout else "skipped", seconds)
+    return Outcome("caught" if seconds <= LIMIT else "late", seconds)
+
+
+def copy_to(place: Path) -> None:
+    """Copy all that a test needs."""
+    ignored = shutil.ignore_patterns("__pycache__", ".*_cache", ".hypothesis")
+    for name in ("rendezvous_async", "tests", "examples"):
+        shutil.copytree(ROOT / name, place / name, ignore=ignored)
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, place / name)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
+    parser.add_argument("--only", default="", help="only those whose file has this in its name")
+    options = parser.parse_args(arguments)
+    counts: dict[str, int] = {}
+    with tempfile.TemporaryDirectory(prefix="rendezvous-mutations-") as name:
+        place = Path(name)
+        copy_to(place)
+        for mutation in MUTATIONS:
+            if options.only in mutation.file:
+                outcome = plant(mutation, place)
+                counts[outcome.verdict] = counts.get(outcome.verdict, 0) + 1
+                line = {**outcome._asdict(), "file": mutation.file, "breaks": mutation.breaks}
+                print(json.dumps({**line, "seconds": round(outcome.seconds, 1)}), flush=True)
+    print(json.dumps(counts))
+    return 0 if set(counts) <= {"caught", "skipped"} else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
