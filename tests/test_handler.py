@@ -456,6 +456,28 @@ async def test_no_new_session_before_the_old_one_is_ended() -> None:
         assert meeting.server.table.sessions == 1
 
 
+@in_virtual_time
+async def test_a_session_that_cannot_be_ended_is_followed_by_no_other() -> None:
+    class Stubborn(MemoryBackend):
+        refusals = 3
+
+        async def end_session(self, session: str) -> None:
+            if self.refusals:
+                self.refusals -= 1
+                assert meeting.server.table.sessions == 1
+                raise RendezvousConnectionError("no answer")
+            await super().end_session(session)
+
+    async with Meeting() as meeting:
+        backend = Stubborn(meeting.server, RUN)
+        a = await meeting.enter("a", "1", backend=backend)
+        await a.join()
+        await a.leave()
+        assert (await a.join()).round == 2
+        assert backend.refusals == 0
+        assert meeting.server.table.sessions == 1
+
+
 @pytest.mark.parametrize("name", ["close", "status", "evict"])
 @in_virtual_time
 async def test_calls_that_get_no_answer_say_so(name: str) -> None:
@@ -491,15 +513,20 @@ async def test_an_arrival_whose_answer_is_lost_is_not_repeated() -> None:
             commit = await super()._commit(*args)
             if self.deaf:
                 self.deaf = False
+                self.arrived_at = commit.token
                 raise RendezvousConnectionError("no answer")
             return commit
 
     async with Meeting() as meeting:
-        a = await meeting.enter("a", "1", backend=Deaf(meeting.server, RUN))
+        line = Deaf(meeting.server, RUN)
+        a = await meeting.enter("a", "1", backend=line)
         events: list[rdzv.Event] = []
         a.listen(events.append)
         assert (await a.join()).round == 1
         assert [event.kind.value for event in events].count("arrived") == 1
+        record = await line.get("nodes/a")
+        assert record is not None
+        assert record.token == line.arrived_at  # it keeps its place among those who came
 
 
 @in_virtual_time

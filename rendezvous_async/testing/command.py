@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 
-import anyio
 import msgspec
 
 from rendezvous_async.testing import endurance
+from rendezvous_async.testing.campaign import command as campaign
 from rendezvous_async.testing.checks import BrokenGuaranteeError
 from rendezvous_async.testing.clock import VirtualTimeError
 from rendezvous_async.testing.cluster import NotSettledError
@@ -103,52 +101,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--nodes", type=int, default=None, help="nodes in each scenario (default: 2 to 6, by seed)")
     command.add_argument("--processes", type=int, default=1, help="how many to play at once (default 1)")
     endurance.configure(commands.add_parser("endure", help="play sagas until a million rounds have formed"))
-    campaign = commands.add_parser("campaign", help="real processes, a real backend, real faults")
-    campaign.add_argument("--backend", choices=("tcp", "etcd", "file"), required=True, help="what to play on")
-    campaign.add_argument("--minutes", type=float, default=10.0, help="begin no act after so many (default 10)")
-    campaign.add_argument("--seed", type=int, default=0, help="of all faults (default 0)")
-    campaign.add_argument("--first", type=int, default=1, help="the number of the first act (default 1)")
-    campaign.add_argument("--acts", type=int, default=None, help="play no more than so many acts")
-    campaign.add_argument("--pace", type=float, default=1.0, help="how slow this machine is (default 1)")
-    campaign.add_argument("--keep", type=Path, default=None, help="where histories of a breach go (default: temporary)")
+    campaign.add_options(commands.add_parser("campaign", help="real processes, a real backend, real faults"))
     options = parser.parse_args(arguments)
 
     def show(what: object) -> None:
         print(what, file=sys.stderr, flush=True)
 
     if options.command == "campaign":
-        return _campaign(options, show)
+        return campaign.run(options)
     if options.command == "endure":
         return endurance.run(options, show)
     return report(options, "python -m rendezvous_async.testing simulate", show)
-
-
-def _campaign(options: argparse.Namespace, say: Callable[[str], None]) -> int:
-    from rendezvous_async.testing.campaign.performer import Plan
-    from rendezvous_async.testing.campaign.report import run_campaign
-
-    async def play() -> int:
-        result = None
-        async with anyio.create_task_group() as group:
-
-            async def end_on_signal() -> None:
-                with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-                    async for _ in signals:
-                        group.cancel_scope.cancel()  # Servers, mounts and namespaces must not be left behind.
-
-            group.start_soon(end_on_signal)
-            result = await run_campaign(
-                options.backend,
-                options.seed,
-                minutes=options.minutes,
-                first=options.first,
-                acts=options.acts,
-                plan=Plan(pace=options.pace),
-                keep=options.keep,
-                say=say,
-            )
-            print(result)
-            group.cancel_scope.cancel()
-        return 1 if result is None or result.breach else 0
-
-    return anyio.run(play)

@@ -20,7 +20,7 @@ import msgspec
 from rendezvous_async.backends import frames
 from rendezvous_async.backends.base import Commit, Condition, Delete, Entry, Listing, Put, Token
 from rendezvous_async.backends.etcd.history import key_of
-from rendezvous_async.backends.etcd.lease import lease_id
+from rendezvous_async.backends.etcd.lease import lease_id, session_id
 from rendezvous_async.backends.file.life import Lives
 from rendezvous_async.backends.log import Log
 from rendezvous_async.backends.table import CommitId, Table
@@ -161,7 +161,7 @@ def _etcd_pair(data: bytes) -> None:
     key_of(Pair)
     text = data.decode(errors="replace")
     lease = lease_id(text)
-    assert lease is None or 0 < lease < 2**63 or lease < 0
+    assert lease is None or (session_id(lease) == text and lease < 2**63), f"{text} is no session's id"
 
 
 class _Files:
@@ -193,6 +193,7 @@ class _Files:
             self._lives.create(session)
             self._lives.remove(session)
         finally:
+            assert self._outside.exists(), "a file outside of the directory was removed"
             assert self._outside.read_text() == "precious"
 
     def close(self) -> None:
@@ -231,7 +232,12 @@ def targets() -> Iterator[list[Target]]:
             Target("log records", _records, damaged, (msgspec.msgpack.encode(LOG_RECORDS),)),
             Target("log file", files.read_log, damaged, (files.sound,)),
             Target("file session names", files.use_session, (OSError, ValueError), names),
-            Target("etcd keys and leases", _etcd_pair, (), names),
+            Target(
+                "etcd keys and leases",
+                _etcd_pair,
+                (),
+                (*names, b"7F3A", b"0x7f", b"-1", b"0", b"1_0", b" 7", b"f" * 17),
+            ),
             Target("http request", _page, (), requests),
             Target("endpoint", _text(parse_endpoint), (ValueError,), texts),
             Target("node count", _text(parse_nodes), (ValueError,), (b"2:4", b"7")),

@@ -21,7 +21,7 @@ from rendezvous_async.testing.endurance import Endurance, Stretch, code_version,
 from rendezvous_async.testing.history import Released
 from rendezvous_async.testing.sagas import Deeds, play_saga, saga_of
 
-CI_SEEDS = (0, 1, 2, 3, 6, 7)
+CI_SEEDS = (0, 4, 7, 8, 15, 19)
 """Together a thousand rounds, worlds of 2 to 12 nodes, in a few seconds."""
 
 
@@ -36,7 +36,7 @@ def test_ten_thousand_rounds_hold_every_guarantee(tmp_path: Path) -> None:
 
 
 def test_one_seed_is_one_saga_byte_for_byte() -> None:
-    assert play_saga(saga_of(3)) == play_saga(saga_of(3))
+    assert play_saga(saga_of(9)) == play_saga(saga_of(9))
 
 
 def test_a_node_that_goes_back_by_choice_while_it_is_cut_off_believes_in_nothing() -> None:
@@ -98,17 +98,17 @@ def test_an_error_that_is_only_logged_is_caught(monkeypatch: MonkeyPatch) -> Non
 def test_endurance_goes_on_where_it_stopped(tmp_path: Path) -> None:
     path = tmp_path / "progress.json"
     played = []
-    for stretch in endure(Stretch("this"), 10_000, processes=1):
+    for stretch in endure(Stretch("this", seed=16), 10_000, processes=1):
         played.append(stretch)
         Endurance().having(stretch).save(path)
         if len(played) == 2:
             break  # Interrupted.
     again = Endurance.load(path).of("this")
     assert again == played[-1]
-    assert again.seed == 2
+    assert again.seed == 18
     following = next(endure(again, 10_000, processes=1))
-    alone = play_saga(saga_of(2))
-    assert following.seed == 3
+    alone = play_saga(saga_of(18))
+    assert following.seed == 19
     assert following.deeds == again.deeds + alone
 
 
