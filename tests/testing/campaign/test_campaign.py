@@ -14,7 +14,7 @@ from rendezvous_async.testing.campaign.performer import Plan
 from rendezvous_async.testing.campaign.report import Result, run_campaign
 from rendezvous_async.testing.etcd import etcd_program
 
-SHORT = Plan(nodes=4, min_nodes=2, max_nodes=3, clients=1, disturbed=6.0, max_attempt=6, settle=100.0)
+SHORT = Plan(nodes=4, min_nodes=2, max_nodes=3, clients=1, disturbed=5.0, max_attempt=8, settle=80.0)
 
 
 @pytest.mark.parametrize("backend", ["tcp", "etcd", "file"])
