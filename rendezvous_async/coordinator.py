@@ -212,9 +212,9 @@ class _Duty:
             _log.info("node %s no longer coordinates run %s: %s", self._own._node, self._backend.run_id, reason)
 
     async def _take_over(self) -> None:
-        """Take the head as it was pushed, and read the seats; the roster comes after: each is as new as the last.
+        """Take the head as it was pushed, and read the seats; the roster comes after: each as new as the one before.
 
-        If the head is an old one, the first commit is refused and brings the news.
+        The head may be old by now: every commit compares its token, so the first one is refused and brings the news.
         """
         self._state, head = self._known_head()
         with answer_within(self._timeout, "take over the run"):

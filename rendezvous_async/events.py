@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from enum import StrEnum
@@ -11,6 +12,8 @@ import anyio
 import msgspec
 
 __all__ = ["Event", "EventKind", "Events"]
+
+_log = logging.getLogger(__name__)
 
 MAX_QUEUED = 1024
 
@@ -57,14 +60,17 @@ class Events:
         self._ended = False
 
     def listen(self, listener: Callable[[Event], None]) -> None:
-        """Let ``listener`` be called with every event, as it happens; it must not raise."""
+        """Let ``listener`` be called with every event, as it happens; what it raises is logged."""
         self._listeners.append(listener)
 
     def emit(self, kind: EventKind, round: int = 0, detail: str = "") -> None:
         """Tell all readers."""
         event = Event(kind, anyio.current_time(), round, detail)
         for listener in self._listeners:
-            listener(event)
+            try:
+                listener(event)
+            except Exception:  # It may run in the middle of a backend's work, which must go on.
+                _log.exception("a listener failed on %s", event)
         if self._readers:
             for reader in self._readers:
                 reader.take(event)

@@ -290,7 +290,7 @@ class Rendezvous:
         return self._events.read()
 
     def listen(self, listener: Callable[[Event], None]) -> None:
-        """Let ``listener`` be called with each event in the very moment that it happens; it must not raise."""
+        """Let ``listener`` be called with each event in the very moment that it happens; an error is logged."""
         self._events.listen(listener)
 
     # Joining
@@ -383,6 +383,7 @@ class Rendezvous:
     async def _attend(self, membership: Membership) -> None:
         """Run a membership, and report what happens to it."""
         with membership.view.changed.calling(self._report):
+            self._report()  # The first news may have come with the session.
             await membership.run()
         if self._owner is not None and self._owner.membership is membership:
             self._events.emit(EventKind.SESSION_LOST, detail=str(membership.error))

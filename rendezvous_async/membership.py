@@ -36,7 +36,7 @@ __all__ = ["Membership"]
 _log = logging.getLogger(__name__)
 
 FOUNDERS = 8
-"""About so many of the nodes that find no run try to found it at once; the others wait a moment for them."""
+"""About so many of ``min_nodes`` that find no run try to found it at once; the others wait a moment for them."""
 FOUND_AFTER = 1.0
 """Seconds, and up to as many again, after which whoever waited for a founder founds the run itself."""
 
@@ -79,7 +79,7 @@ class Membership:
         self._group: TaskGroup | None = None
         self._coordinator = Coordinator(backend, session, node, settings, view, rng, timeouts.heartbeat, self._on_duty)
         self._coordinates = False
-        self._must_read = not watch.deliver(self._take, self._fail_by)
+        self._must_read = True
 
     @classmethod
     async def open(
@@ -107,7 +107,9 @@ class Membership:
             with anyio.CancelScope(shield=True):
                 await watch.aclose()
             raise
-        return cls(backend, session, view, watch, node, settings, timeouts, interval, rng, events)
+        membership = cls(backend, session, view, watch, node, settings, timeouts, interval, rng, events)
+        membership._must_read = not watch.deliver(membership._take, membership._fail_by)
+        return membership
 
     def __repr__(self) -> str:
         return f"<Membership node={self._node!r} session={self.session.id}{'' if self.error is None else ' over'}>"
@@ -130,19 +132,19 @@ class Membership:
             raise RendezvousSessionError(self._out_by_clock())
 
     async def run(self) -> None:
-        """Run the tasks until the membership is over; never raises."""
-        async with anyio.create_task_group() as self._group:
-            if self.error is not None:
-                self._group.cancel_scope.cancel()
-            if self._must_read:
-                self._group.start_soon(self._guard, self._follow)
-            try:
+        """Run the tasks until the membership is over; raises nothing but a cancellation."""
+        try:
+            async with anyio.create_task_group() as self._group:
+                if self.error is not None:
+                    self._group.cancel_scope.cancel()
+                if self._must_read:
+                    self._group.start_soon(self._guard, self._follow)
                 with self.view.changed.calling(self._see_to_post):
                     await self._guard(self._keep_alive)
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await self._watch.aclose()
-        self.fail(RendezvousSessionError(f"node {self._node} has left"))
+        finally:
+            self.fail(RendezvousSessionError(f"node {self._node} has left"))
+            with anyio.CancelScope(shield=True):
+                await self._watch.aclose()
 
     def fail(self, error: RendezvousError) -> None:
         """End it for this reason, unless it is over already: stop all tasks, and tell everybody who waits."""
@@ -189,6 +191,7 @@ class Membership:
                     self._events.emit(EventKind.ARRIVED, head.round, record.arrival)
                     return
             if seen == (self._record, self.view.token(STATE), self.view.token(COORDINATOR)):
+                self.check()
                 founds = await self._wait_for_founder() or founds
 
     async def _wait_for_founder(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
+import rendezvous_async as rdzv
 from rendezvous_async import Event, EventKind, RendezvousClosedError
 from rendezvous_async.events import MAX_QUEUED, Events
 from rendezvous_async.handler import Rendezvous
@@ -204,3 +205,29 @@ async def test_listeners_are_called_as_it_happens() -> None:
     events.listen(seen.append)
     events.emit(EventKind.CLOSED, 3, "why")
     assert seen == [Event(EventKind.CLOSED, 0.0, 3, "why")]
+
+
+async def test_a_node_that_finds_a_closed_run_is_told_so_over_a_socket() -> None:
+    """Here the news come with the answer to the first request, before anybody waits for them."""
+    async with rdzv.serve("127.0.0.1", 0) as server:
+        async with rdzv.connect(server.endpoint, run_id="job", nodes=1) as first:
+            await first.close("done")
+        async with rdzv.connect(server.endpoint, run_id="job", nodes=1) as late:
+            heard: list[rdzv.Event] = []
+            late.listen(heard.append)
+            with pytest.raises(rdzv.RendezvousClosedError):
+                await late.join()
+        assert EventKind.CLOSED in [event.kind for event in heard]
+
+
+async def test_a_listener_that_fails_is_logged_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(event: rdzv.Event) -> None:
+        raise ZeroDivisionError(event.kind)
+
+    async with (
+        rdzv.serve("127.0.0.1", 0) as server,
+        rdzv.connect(server.endpoint, run_id="job", nodes=1) as rendezvous,
+    ):
+        rendezvous.listen(fail)
+        assert (await rendezvous.join()).size == 1
+    assert "a listener failed" in caplog.text

@@ -223,6 +223,9 @@ class Watch(ABC, AsyncIterator[Listing]):
     def deliver(self, take: Callable[[Listing], None], fail: Callable[[Exception], None]) -> bool:
         """Have each listing given to ``take`` as it comes, and an error to ``fail``, instead of being read.
 
+        Either may be called before this returns, and in the middle of the backend's work: neither may raise. Nothing
+        comes after ``fail``.
+
         Returns:
             False if this backend cannot: then the watch must be read.
         """

@@ -95,6 +95,7 @@ class Channel:
         self._backoff = Backoff(rng or random.Random(secrets.randbits(64)))
         self._prepare = prepare
         self._stall_timeout = self._patience = stall_timeout
+        self._linked_at = 0.0
         self._loop = asyncio.get_running_loop()
         self._client = secrets.token_hex(8)
         self._last_id = 0
@@ -286,7 +287,7 @@ class Channel:
 
     async def _use(self, link: Link) -> None:
         welcome = link.welcomed.result()
-        since = self._loop.time()
+        self._linked_at = self._loop.time()
         try:
             self._resume(link, welcome.epoch)
             await asyncio.wait((link.lost,))
@@ -294,11 +295,8 @@ class Channel:
             link.abort()
             if self.link is link:
                 self.link = None
-        lasted = self._loop.time() - since
-        if lasted > _LASTED:
+        if self._loop.time() - self._linked_at > _LASTED:
             self._backoff.reset()
-        if lasted > 4 * self._patience:
-            self._patience = self._stall_timeout
         reason = link.why or ConnectionError("the connection was closed")
         self.dialer.attempts.add(f"{self.dialer}: {reason}")
         for follower in tuple(self._follow_ids):
@@ -381,12 +379,14 @@ class Channel:
         link = self.link
         if link is not None:
             silence = now - link.heard_at
+            if now - self._linked_at > 4 * self._patience:
+                self._patience = self._stall_timeout
             # If this loop itself stood still, the answers may be waiting to be read.
             if silence > self._patience and late < self._stall_timeout / 4:
                 # A server that is only slow is not made faster by clients that all come again.
                 self._patience = min(2 * self._patience, max(self._stall_timeout, LONGEST_STALL))
                 link.abort(ConnectionError(f"nothing was heard for {silence:.1f} s"))
-            elif max(silence, now - self.current_at) > self._stall_timeout / 2:
+            elif not self._errands and max(silence, now - self.current_at) > self._stall_timeout / 2:
                 self._errand(wire.Ping(self.next_id()), lambda _: None)
         if self._calls or self._sessions or self._follow_ids:
             self._set_timer()

@@ -184,6 +184,9 @@ class _TcpWatch(Watch):
             fail(self._error)
         elif self._news is not None:
             self._hand_over(take)
+        if self._parked:
+            self._parked = False
+            self._channel.follow(self)
         return True
 
     async def _next(self) -> Listing:

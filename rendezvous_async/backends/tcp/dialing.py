@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import ssl
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,7 +17,7 @@ __all__ = ["Attempts", "Backoff", "DialError", "Dialer"]
 
 ATTEMPT_SECONDS = 3.0
 LONGEST_ATTEMPT = 30.0
-"""A server that has thousands of clients to greet needs time: who gave up on it too soon waits longer next time."""
+"""A server that has thousands of clients to greet needs time for it."""
 _KEPT = 16
 
 
@@ -121,8 +122,6 @@ class Dialer:
                 definite = definite or isinstance(error, RefusedError)
                 final = final or isinstance(error, ssl.SSLError) or (isinstance(error, RefusedError) and error.final)
                 refused = refused and isinstance(error, ConnectionRefusedError)
-                if isinstance(error, TimeoutError):
-                    self._patience = min(2 * self._patience, LONGEST_ATTEMPT)
             else:
                 self._last_good = address
                 self._patience = ATTEMPT_SECONDS
@@ -135,17 +134,27 @@ class Dialer:
         sock = open_socket(address)
         link = make_link()
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(ATTEMPT_SECONDS):
                 sock.setblocking(False)
                 await loop.sock_connect(sock, address.socket_address)
-                if self._tls is None:
-                    await loop.create_connection(lambda: link, sock=sock)
-                else:
-                    await loop.create_connection(lambda: link, sock=sock, ssl=self._tls, server_hostname=self.host)
-                await asyncio.wait((link.welcomed,))
+            await self._shake_hands(sock, link)
         except BaseException:
             link.abort()
             sock.close()
             raise
         link.welcomed.result()
         return link
+
+    async def _shake_hands(self, sock: socket.socket, link: Link) -> None:
+        """Wait for the server's welcome; whoever gave up on a server that is there gives it more time next time."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._patience):
+                if self._tls is None:
+                    await loop.create_connection(lambda: link, sock=sock)
+                else:
+                    await loop.create_connection(lambda: link, sock=sock, ssl=self._tls, server_hostname=self.host)
+                await asyncio.wait((link.welcomed,))
+        except TimeoutError:
+            self._patience = min(2 * self._patience, LONGEST_ATTEMPT)
+            raise

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import resource
+from contextlib import suppress
 
 import msgspec
 
 __all__ = ["Limits", "allow_many_files"]
 
-OTHER_FILES = 64
-"""So many files are left to the rest of the process: without that, it could not even open its log."""
+OTHER_FILES = 256
+"""So many files are left to the rest of the process, and to connections that are being refused or greeted."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,10 +60,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def connections_now(self) -> int:
         """How many connections this process may have: a peer that is told so comes again, one that is not waits."""
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return self.connections if files == resource.RLIM_INFINITY else min(self.connections, files - OTHER_FILES)
+        if files == resource.RLIM_INFINITY:
+            return self.connections
+        return min(self.connections, max(files - OTHER_FILES, files // 2))
 
 
 def allow_many_files() -> None:
     """Let this process have as many files open as it may; for a process that is a server and nothing else."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = Limits().connections + OTHER_FILES
+    if now != resource.RLIM_INFINITY and now < wanted:
+        with suppress(OSError, ValueError):  # Where it is not allowed, the limit stays what it is.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else most, most))

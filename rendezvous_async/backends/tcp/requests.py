@@ -191,7 +191,11 @@ ANSWERS: Final[dict[type, Callable[[Connection, Any], None]]] = {
 }
 
 
-@lru_cache(REMEMBERED_NAMES)
 def is_sound(name: str) -> bool:
     """Tell whether a client of ours could have sent this name."""
-    return 0 < len(name) <= MAX_NAME and name[0] != "/" and "//" not in name and name.isprintable()
+    return 0 < len(name) <= MAX_NAME and _is_well_formed(name)
+
+
+@lru_cache(REMEMBERED_NAMES)
+def _is_well_formed(name: str) -> bool:
+    return name[0] != "/" and "//" not in name and name.isprintable()

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from rendezvous_async.backends.base import Put
-from rendezvous_async.backends.tcp import Limits, limits, serve, wire
+from rendezvous_async.backends.tcp import Limits, requests, serve, wire
 from rendezvous_async.backends.tcp.auth import new_nonce
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
 from tests.backends.tcp.support import RawClient, connected
@@ -46,12 +46,18 @@ async def test_connections_are_limited() -> None:
 
 
 async def test_a_process_that_may_open_few_files_says_so_before_it_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = limits.OTHER_FILES + 1
+    files = 2  # half of them for connections
     monkeypatch.setattr("resource.getrlimit", lambda _: (files, files))
     async with serve(port=0) as server, connected(server.endpoint):
         with pytest.raises(RendezvousConnectionError, match="its limit of open files allows no more"):
             async with connected(server.endpoint):
                 pass
+
+
+async def test_names_that_are_too_long_are_not_remembered() -> None:
+    before = requests._is_well_formed.cache_info().currsize
+    assert not requests.is_sound("x" * (requests.MAX_NAME + 1))
+    assert requests._is_well_formed.cache_info().currsize == before
 
 
 async def test_a_peer_that_never_greets_is_cut_off() -> None:
