@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from rendezvous_async.backends.base import Token
 from rendezvous_async.backends.tcp import wire
 from rendezvous_async.backends.tcp.auth import new_nonce, prove, verify
+from rendezvous_async.backends.tcp.reading import SharedBufferProtocol
 from rendezvous_async.backends.tcp.requests import ANSWERS, Watcher
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _SLOW_READER: Final = 64 * 1024
 _LAST_WORDS: Final = 1.0
 
 
-class Connection(asyncio.Protocol):
+class Connection(SharedBufferProtocol):
     """One peer of a ``TcpServer``."""
 
     __slots__ = (

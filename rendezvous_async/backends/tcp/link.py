@@ -13,6 +13,7 @@ from typing import Final
 
 from rendezvous_async.backends.tcp import wire
 from rendezvous_async.backends.tcp.auth import Secret, prove, verify
+from rendezvous_async.backends.tcp.reading import SharedBufferProtocol
 
 __all__ = ["Link", "RefusedError"]
 
@@ -32,7 +33,7 @@ class RefusedError(ConnectionError):
         super().__init__(message)
 
 
-class Link(asyncio.Protocol):
+class Link(SharedBufferProtocol):
     """One connection to a server.
 
     Args:

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from tests.benchmarks.workers.commands import obey
+from tests.benchmarks.workers.commands import collect_no_garbage, obey
 
 
 class Client(asyncio.Protocol):
@@ -87,6 +87,7 @@ class Clients:
 
 
 async def main(count: str, port: str) -> None:
+    collect_no_garbage()
     clients = Clients(int(count), int(port))
     await obey({name: getattr(clients, name) for name in ("connect", "echo", "expect", "hear", "cry", "trip")})
 

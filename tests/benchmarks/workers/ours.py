@@ -14,7 +14,7 @@ from typing import Any
 
 import rendezvous_async as rdzv
 import rendezvous_async.backends.tcp
-from tests.benchmarks.workers.commands import Profiler, obey, traffic
+from tests.benchmarks.workers.commands import Profiler, collect_no_garbage, obey, traffic
 
 TIMEOUTS = rdzv.Timeouts(join=110, last_call=0.001, regroup=0.001)
 
@@ -124,6 +124,7 @@ async def lateness(seconds: float) -> dict[str, float]:
 
 async def main(count: str, endpoint: str, run_id: str, nodes: str, interval: str = "1") -> None:
     logging.disable(logging.WARNING)
+    collect_no_garbage()
     fleet = Nodes(int(count), endpoint, run_id, nodes, float(interval))
     names = ("enter", "connect", "join", "watch", "changed", "traffic", "store", "lateness")
     profiler = Profiler()

@@ -23,7 +23,7 @@ from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
-from tests.benchmarks.workers.commands import obey, traffic
+from tests.benchmarks.workers.commands import collect_no_garbage, obey, traffic
 
 POLL = 0.1
 
@@ -122,6 +122,7 @@ async def main(count: str, port: str, run_id: str, nodes: str, kind: str) -> Non
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # as shipped, a newcomer to a second round dies
         setattr(dynamic.DynamicRendezvousHandler, "_record", lambda *_, **__: None)  # noqa: B010 - it is torch's
         setattr(dynamic, "construct_and_record_rdzv_event", lambda *_, **__: None)  # noqa: B010
+    collect_no_garbage()
     low, _, high = nodes.partition(":")
     fleet = Nodes(int(count), int(port), run_id, int(low), int(high or low))
     names = ("enter", "connect", "join", "watch", "changed", "traffic", "store")

@@ -1,0 +1,40 @@
+"""Reads from a socket into one buffer that all connections of a thread share.
+
+asyncio's plain protocols get a fresh object of 256 KiB for each read, however little has come; on some machines that
+costs more than the read itself. What was read is taken out at once, so one buffer is enough for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+__all__ = ["SharedBufferProtocol"]
+
+SIZE = 64 * 1024
+
+
+class _Spare(threading.local):
+    """One for each thread: while one reads, the other may."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(SIZE))
+
+
+_spare = _Spare()
+
+
+class SharedBufferProtocol(asyncio.BufferedProtocol):
+    """Calls ``data_received`` as ``asyncio.Protocol`` does."""
+
+    __slots__ = ()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _spare.view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(_spare.view[:nbytes]))
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has come."""
+        raise NotImplementedError
