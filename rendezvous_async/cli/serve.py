@@ -48,9 +48,9 @@ async def _serve(options: Namespace) -> int:
     import anyio
 
     from rendezvous_async.backends.tcp import serve
-    from rendezvous_async.backends.tcp.limits import allow_many_files
+    from rendezvous_async.backends.tcp.process import dedicate_process
 
-    allow_many_files()
+    dedicate_process()
     terminal = Terminal(quiet=options.quiet)
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with (

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import resource
-from contextlib import suppress
 
 import msgspec
 
-__all__ = ["Limits", "allow_many_files"]
+__all__ = ["Limits"]
 
 OTHER_FILES = 256
 """So many files are left to the rest of the process, and to connections that are being refused or greeted."""
@@ -63,12 +62,3 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         if files == resource.RLIM_INFINITY:
             return self.connections
         return min(self.connections, max(files - OTHER_FILES, files // 2))
-
-
-def allow_many_files() -> None:
-    """Let this process have as many files open as it may; for a process that is a server and nothing else."""
-    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = Limits().connections + OTHER_FILES
-    if now != resource.RLIM_INFINITY and now < wanted:
-        with suppress(OSError, ValueError):  # Where it is not allowed, the limit stays what it is.
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else most, most))
