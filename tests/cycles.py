@@ -85,13 +85,18 @@ async def cycle(endpoint: str, run_id: str) -> None:
 
 
 def growth(looks: list[Left], cycles: int) -> list[str]:
-    """Return what has grown from the first look, which comes after some cycles, to the last."""
+    """Return what has grown from the first look, which comes after some cycles, to the last.
+
+    A thread may be on its way out at the moment of a look; what is left behind is there in each later look.
+    """
     first, last = looks[0], looks[-1]
-    found = [
-        f"{name}: {getattr(first, name)} before, {getattr(last, name)} after {cycles} cycles"
-        for name in ("tasks", "threads", "descriptors")
-        if getattr(last, name) > getattr(first, name)
-    ]
+    half = len(looks) // 2
+    found = []
+    for name in ("tasks", "threads", "descriptors"):
+        before = max(getattr(seen, name) for seen in looks[:half])
+        after = min(getattr(seen, name) for seen in looks[half:])
+        if after > before:
+            found.append(f"{name}: {before} before, {after} after {cycles} cycles")
     if last.objects > first.objects + SOME_OBJECTS + OBJECTS_PER_CYCLE * cycles:
         found.append(f"objects: {first.objects} before, {last.objects} after {cycles} cycles")
     if last.rss_kib > first.rss_kib + SOME_KIB + KIB_PER_CYCLE * cycles:
