@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,16 +26,22 @@ handler = make_handler(sys.argv[1], (1, 2), last_call=0.05)
 """
 
 
-def start(body: str, endpoint: str) -> subprocess.Popen[str]:
+@contextmanager
+def start(body: str, endpoint: str) -> Iterator[subprocess.Popen[str]]:
+    """Have a process that joins; whatever it does, it is gone at the end of the block."""
     root = Path(__file__).parent.parent
-    environment = os.environ | {"PYTHONPATH": str(root)}
-    return subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", _JOIN + body, endpoint],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=environment,
-    )
+        env=os.environ | {"PYTHONPATH": str(root)},
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
 
 
 def open_files() -> set[str]:

@@ -94,9 +94,24 @@ class _LoopThread:
         with self._lock:
             if self._portal is None:
                 _hook_exit()
-                self._portal = self._stack.enter_context(start_blocking_portal("asyncio", name="rendezvous_async"))
+                self._start()
+            assert self._portal is not None
             self._leases.add(lease)
             return self._portal
+
+    def _start(self) -> None:
+        """Start the loop from a thread that no signal interrupts: anyio would wait for ever for half a start."""
+
+        def start() -> None:
+            self._portal = self._stack.enter_context(start_blocking_portal("asyncio", name="rendezvous_async"))
+
+        starter = threading.Thread(target=start, name="rendezvous_async starter")
+        starter.start()
+        try:
+            starter.join()
+        except BaseException:
+            starter.join()  # It is a moment; whoever comes next, or the end of the process, finds the loop.
+            raise
 
     def leave(self, lease: Lease) -> None:
         with self._lock:
