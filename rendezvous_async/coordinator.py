@@ -142,7 +142,7 @@ class Coordinator:
             except RendezvousConnectionError:
                 await anyio.sleep(RETRY_AFTER * (1 + self._rng.random()))
                 continue
-            entries = (self.claimed(commit.token),) if commit.won else commit.entries
+            entries = (self.claim().entry(commit.token),) if commit.won else commit.entries
             self._view.apply(entries)
             if not commit.won and not entries:
                 await self._view.changed.wait()
@@ -150,11 +150,6 @@ class Coordinator:
     def claim(self) -> Put:
         """Return the write that takes the post."""
         return Put(COORDINATOR, encode(Post(self._node)), self._session.id)
-
-    def claimed(self, token: Token) -> Entry:
-        """Return the entry that ``claim()`` has made, in a commit with this token."""
-        claim = self.claim()
-        return Entry(claim.key, claim.value, token, claim.session)
 
     def _may_campaign(self) -> bool:
         head = self._view.head
@@ -352,7 +347,7 @@ class _Duty:
     def _adopt(self, head: Put, commit: Commit) -> None:
         """Take the head that was just written as the known one."""
         self._state = commit.token
-        self._view.apply([Entry(STATE, head.value, commit.token)])
+        self._view.apply([head.entry(commit.token)])
 
 
 def _stamp(token: Token) -> tuple[str, int]:

@@ -16,7 +16,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from rendezvous_async.backends.base import Backend, Condition, Entry, Listing, Put, Session, Token, Watch, Write
+from rendezvous_async.backends.base import Backend, Condition, Listing, Put, Session, Token, Watch, Write
 from rendezvous_async.coordinator import Coordinator
 from rendezvous_async.core.codec import encode
 from rendezvous_async.core.state import COORDINATOR, NODES, STATE, Head, Node, Phase, node_key
@@ -155,7 +155,7 @@ class Membership:
             self.view.changed.fire()
 
     async def arrive(self, record: Node) -> None:
-        """Put this node's record; in the same commit create the run's state and take the post, if they are not there.
+        """Put this node's record; a founder also creates the run's state and takes the post, in the same commit.
 
         Raises:
             RendezvousClosedError: The run is closed.
@@ -243,7 +243,7 @@ class Membership:
     def _take_own(self, writes: list[Write], token: Token) -> None:
         """Take what this node has just written into its view, ahead of the push."""
         puts = [write for write in writes if isinstance(write, Put) and write.key in self.view.names]
-        self.view.apply(Entry(put.key, put.value, token, put.session) for put in puts)
+        self.view.apply(put.entry(token) for put in puts)
 
     # The tasks
 

@@ -36,6 +36,16 @@ def check_seconds(name: str, value: object) -> float:
     return seconds
 
 
+def parse_seconds(name: str, value: object) -> float:
+    """Return the same of an option, which may be the text of a query."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            raise ValueError(f"{name} must be a number of seconds, not {value!r}") from None
+    return check_seconds(name, value)
+
+
 def check_id(name: str, value: object) -> str:
     """Return ``value`` as a run or node id: a short text that is not empty."""
     if not isinstance(value, str) or not value.strip():

@@ -126,6 +126,10 @@ class Put(msgspec.Struct, frozen=True, array_like=True, tag="put", gc=False):
     value: bytes
     session: str | None = None
 
+    def entry(self, token: Token) -> Entry:
+        """Return what stands at the key after a commit that has won with this token."""
+        return Entry(self.key, self.value, token, self.session)
+
 
 class Delete(msgspec.Struct, frozen=True, array_like=True, tag="delete", gc=False):
     """Delete one key, or with a name that ends in ``/`` a whole subtree. Deleting nothing is no error."""

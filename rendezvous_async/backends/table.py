@@ -199,7 +199,7 @@ class Table:
                 for key in self._keys(write.name):
                     self._delete(key)
             else:
-                self._put(Entry(write.key, write.value, token, write.session))
+                self._put(write.entry(token))
         if id is not None:
             self._answers.setdefault(id.client, {})[id.number] = self.revision
         return Commit(True, token)

@@ -11,7 +11,7 @@ import grpc
 
 from rendezvous_async.backends.base import DEFAULT_NAMESPACE
 from rendezvous_async.backends.names import check_name
-from rendezvous_async.settings import Endpoint, check_seconds
+from rendezvous_async.settings import Endpoint, parse_seconds
 
 __all__ = ["Options", "read_options"]
 
@@ -50,7 +50,7 @@ async def read_options(endpoint: Endpoint, given: dict[str, Any]) -> Options:
         raise ValueError(f"{where} takes no option {name!r}; it knows {', '.join(KNOWN)}")
     for name in _SECONDS:
         if name in given:
-            given[name] = check_seconds(name, _number(given[name]))
+            given[name] = parse_seconds(name, given[name])
     for name in ("namespace", "user", "password"):
         if name in given and not (isinstance(given[name], str) and given[name].strip("/")):
             raise ValueError(f"{name} must be a text that is not empty")
@@ -66,15 +66,6 @@ async def read_options(endpoint: Endpoint, given: dict[str, Any]) -> Options:
     if endpoint.scheme == "etcds":
         given["credentials"] = await _credentials(files)
     return Options(**given)
-
-
-def _number(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        return float(value)
-    except ValueError:
-        return value
 
 
 async def _credentials(files: dict[str, str]) -> grpc.ChannelCredentials:

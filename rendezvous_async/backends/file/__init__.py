@@ -19,7 +19,7 @@ from rendezvous_async.backends.file.backend import FileBackend
 from rendezvous_async.backends.file.directory import Directory
 from rendezvous_async.backends.file.hub import Options
 from rendezvous_async.backends.file.registry import acquire_hub
-from rendezvous_async.settings import Endpoint, check_seconds
+from rendezvous_async.settings import Endpoint, parse_seconds
 
 __all__ = ["FileBackend", "open_file"]
 
@@ -43,10 +43,10 @@ async def open_file(endpoint: Endpoint, run_id: str, **options: object) -> Backe
     use = Options(
         fsync=_flag("fsync", options.get("fsync", True)),
         inotify=_flag("inotify", options.get("inotify", True)),
-        check=_seconds("check", options.get("check", 0.25)),
+        check=parse_seconds("check", options.get("check", 0.25)),
     )
     shared = _flag("shared", options.get("shared", False))
-    timeout = _seconds("timeout", options.get("timeout", 10.0))
+    timeout = parse_seconds("timeout", options.get("timeout", 10.0))
     namespace = str(options.get("namespace", DEFAULT_NAMESPACE))
     directory = await anyio.to_thread.run_sync(lambda: Directory.open(endpoint.path, shared=shared))
     backend = FileBackend(acquire_hub(directory, use), run_id, namespace, timeout)
@@ -69,12 +69,3 @@ def _flag(name: str, value: object) -> bool:
             return False
         case _:
             raise ValueError(f"{name} must be true or false, not {value!r}")
-
-
-def _seconds(name: str, value: object) -> float:
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            raise ValueError(f"{name} must be a number of seconds, not {value!r}") from None
-    return check_seconds(name, value)

@@ -20,7 +20,7 @@ from rendezvous_async.backends.tcp.limits import Limits
 from rendezvous_async.backends.tcp.server import DISCONNECT_GRACE
 from rendezvous_async.backends.tcp.tls import Tls
 from rendezvous_async.errors import RendezvousConnectionError
-from rendezvous_async.settings import Endpoint, check_seconds
+from rendezvous_async.settings import Endpoint, parse_seconds
 
 __all__ = ["TcpOptions", "open_tcp"]
 
@@ -75,7 +75,7 @@ class TcpOptions(msgspec.Struct, frozen=True, kw_only=True):
         parsed = dict(options)
         for name in ("connect_timeout", "stall_timeout", "disconnect_grace", "linger"):
             if name in parsed:
-                parsed[name] = _seconds(name, parsed[name])
+                parsed[name] = parse_seconds(name, parsed[name])
         for name in ("insecure", "tls"):
             if isinstance(parsed.get(name), str):
                 parsed[name] = _word(name, parsed[name])
@@ -132,15 +132,6 @@ async def open_tcp(endpoint: Endpoint, run_id: str, **options: Any) -> TcpBacken
         with anyio.CancelScope(shield=True):
             await backend.aclose()
         raise
-
-
-def _seconds(name: str, value: object) -> float:
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            raise ValueError(f"{name} must be a number of seconds, not {value!r}") from None
-    return check_seconds(name, value)
 
 
 def _word(name: str, value: object) -> bool:

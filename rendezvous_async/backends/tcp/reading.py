@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 
 __all__ = ["SharedBufferProtocol"]
 
@@ -24,7 +25,7 @@ class _Spare(threading.local):
 _spare = _Spare()
 
 
-class SharedBufferProtocol(asyncio.BufferedProtocol):
+class SharedBufferProtocol(asyncio.BufferedProtocol, ABC):
     """Calls ``data_received`` as ``asyncio.Protocol`` does."""
 
     __slots__ = ()
@@ -35,6 +36,6 @@ class SharedBufferProtocol(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.data_received(bytes(_spare.view[:nbytes]))
 
+    @abstractmethod
     def data_received(self, data: bytes) -> None:
         """Take what has come."""
-        raise NotImplementedError

@@ -6,16 +6,12 @@ the same for the TCP server and for the file backend; a file that is compacted i
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import struct
 import threading
-import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -23,6 +19,7 @@ from rendezvous_async.backends.base import Entry, Token
 from rendezvous_async.backends.frames import MAX_SNAPSHOT, read_records, replay, unframe
 from rendezvous_async.backends.table import Snapshot, Table
 from rendezvous_async.testing.etcd import EtcdMember
+from rendezvous_async.testing.etcd_history import EtcdHistory
 
 __all__ = ["CommitSeen", "EtcdFollower", "Follower", "LogFollower"]
 
@@ -143,7 +140,7 @@ class LogFollower(Follower):
 
 
 class EtcdFollower(Follower):
-    """Follows etcd's own history over the JSON gateway of whichever member answers.
+    """Follows etcd's own history, without the keys that are the backend's own (``@epoch``, ``@commits/``).
 
     Args:
         members: Of the cluster.
@@ -153,17 +150,18 @@ class EtcdFollower(Follower):
     SILENCE = 3.0
 
     def __init__(self, members: Sequence[EtcdMember], prefix: str) -> None:
-        self._members = members
         self._prefix = prefix
-        self._next = 1
         self._found: list[CommitSeen] = []
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="etcd-follower", daemon=True)
-        self._thread.start()
+        self._history = EtcdHistory(members, prefix, self._take, self.SILENCE)
+        self._history.start()
 
     def __repr__(self) -> str:
-        return f"<EtcdFollower {self._prefix} next={self._next}>"
+        return f"<EtcdFollower of {self._history}>"
+
+    @property
+    def epoch(self) -> str | None:  # type: ignore[override]
+        return self._history.epoch
 
     def poll(self) -> list[CommitSeen]:
         with self._lock:
@@ -171,52 +169,10 @@ class EtcdFollower(Follower):
         return found
 
     def close(self) -> None:
-        self._stopped.set()
-        self._thread.join(2 * self.SILENCE)
+        self._history.stop()
 
-    def _run(self) -> None:
-        number = 0
-        while not self._stopped.wait(0.02):
-            number += 1
-            try:
-                self._watch(self._members[number % len(self._members)])
-            except (OSError, ValueError):
-                continue  # this member is down, frozen or behind; the next one knows
-
-    def _watch(self, member: EtcdMember) -> None:
-        first = self._prefix.encode()
-        body = {
-            "create_request": {
-                "key": base64.b64encode(first).decode(),
-                "range_end": base64.b64encode(first[:-1] + bytes([first[-1] + 1])).decode(),
-                "start_revision": self._next,
-            }
-        }
-        request = urllib.request.Request(f"{member.url}/v3/watch", json.dumps(body).encode())
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=self.SILENCE) as response:
-            for line in response:
-                if self._stopped.is_set():
-                    return
-                answer = json.loads(line)
-                if "result" not in answer:
-                    raise ValueError(f"etcd refused to be watched: {answer}")
-                self._take(int(answer["result"]["header"]["cluster_id"]), answer["result"].get("events", []))
-
-    def _take(self, cluster: int, events: Sequence[dict[str, Any]]) -> None:
-        commits: dict[int, dict[str, Entry]] = {}
-        for event in events:
-            kv = event["kv"]
-            key, revision = base64.b64decode(kv["key"]).decode(), int(kv["mod_revision"])
-            gone = event.get("type") == "DELETE"
-            value = None if gone else base64.b64decode(kv.get("value", ""))
-            if key == f"{self._prefix}@epoch" and value is not None:
-                self.epoch = f"{cluster:x}.{value.decode()}"
-            elif not key.startswith(f"{self._prefix}@"):
-                token = Token(self.epoch or "", revision)
-                commits.setdefault(revision, {})[key] = Entry(key, value, token)
-        with self._lock:
-            for revision, entries in sorted(commits.items()):
-                if revision >= self._next:
-                    self._next = revision + 1
-                    self._found.append(CommitSeen(revision, tuple(entries[key] for key in sorted(entries))))
+    def _take(self, revision: int, entries: Sequence[Entry]) -> None:
+        runs = tuple(entry for entry in entries if not entry.key.startswith(f"{self._prefix}@"))
+        if runs:
+            with self._lock:
+                self._found.append(CommitSeen(revision, runs))

@@ -27,16 +27,19 @@ from rendezvous_async.notice import Notice
 from rendezvous_async.testing.checks import check
 from rendezvous_async.testing.conformance.check import Reader
 from rendezvous_async.testing.etcd import EtcdCluster, EtcdMember
+from rendezvous_async.testing.etcd_history import EtcdHistory
 from rendezvous_async.testing.history import Believed, Fault, History, Left, Released, Settled
 from rendezvous_async.testing.linearizability import Operation, check_linearizable
 from rendezvous_async.testing.witness import Witness
 from rendezvous_async.world import World
-from tests.backends.etcd.chronicle import NAMESPACE, Chronicle
 from tests.backends.registers import Client
 
 __all__ = ["FAULTS", "Drill", "play"]
 
 RUN = "drill"
+NAMESPACE = "/rendezvous_async/"
+SILENCE = 2.0
+"""Seconds without a word after which another member is asked for its history; there is always somebody who writes."""
 OPTIONS: dict[str, Any] = {"call_timeout": 1, "connect_timeout": 60}
 INTERVAL, ATTEMPTS = 1.0, 6
 SETTLED_WITHIN = 120
@@ -165,12 +168,14 @@ class Drill:
         self.clients: list[Client] = []
         self.operations: list[Operation] = []
         self.watched: list[Reader] = []
-        self.chronicle = Chronicle(cluster.members, self._committed_in_thread)
+        self.chronicle = EtcdHistory(cluster.members, NAMESPACE, self._committed_in_thread, SILENCE)
+        self.written: dict[tuple[str, int], bytes | None] = {}
+        """The value that a commit gave to a key, by key and revision; None if it deleted it."""
         self._witness = Witness(self.history)
         self._news = Notice()
         self.stopped = False
         self._started = 0
-        self._pending: list[list[Entry]] = []
+        self._pending: list[Sequence[Entry]] = []
         self._wake: Callable[[], object] = lambda: None
 
     def bind(self, wake: Callable[[], object]) -> None:
@@ -182,7 +187,8 @@ class Drill:
         self.history.add(make(anyio.current_time()))  # type: ignore[arg-type]
         self._news.fire()
 
-    def _committed_in_thread(self, entries: list[Entry]) -> None:
+    def _committed_in_thread(self, revision: int, entries: Sequence[Entry]) -> None:
+        self.written.update({(entry.key, revision): entry.value for entry in entries})
         self._pending.append(entries)
         self._wake()
 
@@ -288,7 +294,7 @@ class Drill:
         check(self.history)
         check_linearizable(self.operations)
         prefix = f"{NAMESPACE}{RUN}/"
-        written = self.chronicle.written
+        written = self.written
         for key, value, revision in (done for client in self.clients for done in client.acknowledged):
             assert written.get((prefix + key, revision)) == value, f"{key}={value!r} at {revision} was lost"
         stands = {key: entry.value for key, entry in self._witness.entries.items()}
