@@ -9,7 +9,6 @@ compare only what one run has printed.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import platform
@@ -20,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from tests.benchmarks import bench_footprint, bench_meeting
-from tests.benchmarks.figures import Figures
+from tests.benchmarks.figures import Figures, parser_of
 
 SCRIPTS = ("bench_tcp", "bench_etcd", "bench_file", "bench_sync", "bench_simulation", "bench_torchrun")
 """Those that print JSON lines of their own; they run one after the other behind the table's."""
@@ -77,11 +76,7 @@ async def run_script(script: str, quick: bool, lines: list[object]) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = [*bench_meeting.PARTS, *bench_footprint.PARTS, *SCRIPTS]
-    parser.add_argument("names", nargs="*", choices=[*parts, []], help="which parts; all if none is named")
-    parser.add_argument("--quick", action="store_true", help="fewer sizes, shorter")
-    parser.add_argument("--runs", type=int, default=5)
+    parser = parser_of([*bench_meeting.PARTS, *bench_footprint.PARTS, *SCRIPTS], __doc__)
     parser.add_argument("--output", type=Path, default=Path("benchmark-results"))
     arguments = parser.parse_args()
     asyncio.run(main(arguments.names, arguments.runs, arguments.quick, arguments.output))

@@ -7,14 +7,13 @@ Bytes and segments are what the kernel counted on the nodes' TCP connections, th
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import subprocess
 import sys
 
-from tests.benchmarks.bench_meeting import HAS_TORCH, server
-from tests.benchmarks.figures import Figures
-from tests.benchmarks.fleet import Fleet, Process, fleet
+from tests.benchmarks.bench_meeting import HAS_TORCH
+from tests.benchmarks.figures import Figures, run_parts
+from tests.benchmarks.fleet import Fleet, Process, fleet, server
 
 IMPORTS = {
     "ours": "import rendezvous_async as rdzv; rdzv.connect; rdzv.World",
@@ -129,16 +128,5 @@ async def store(figures: Figures, runs: int, quick: bool) -> None:
 PARTS = {"steady": steady, "imports": imports, "loop": loop, "store": store}
 
 
-async def main(figures: Figures, names: list[str], runs: int, quick: bool) -> None:
-    """Run the parts that are named; all if none is."""
-    for name in names or PARTS:
-        await PARTS[name](figures, runs, quick)
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=[*PARTS, []], help="which ones; all if none is named")
-    parser.add_argument("--quick", action="store_true", help="shorter")
-    parser.add_argument("--runs", type=int, default=5)
-    arguments = parser.parse_args()
-    asyncio.run(main(Figures(), arguments.names, arguments.runs, arguments.quick))
+    run_parts(PARTS, __doc__)

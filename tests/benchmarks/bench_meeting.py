@@ -11,15 +11,12 @@ message to it, over as many connections in as many processes.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import importlib.util
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
-from tests.benchmarks.figures import Figure, Figures
-from tests.benchmarks.fleet import Fleet, Process, fleet, start
+from tests.benchmarks.figures import Figure, Figures, run_parts
+from tests.benchmarks.fleet import Fleet, fleet, server
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 TORCH_SIZES = (2, 8, 64, 128, 256)
@@ -31,18 +28,6 @@ SHIPPED_UP_TO = 128
 """Torch as shipped does not form larger worlds here within minutes."""
 TORCH_PATIENCE = 60.0
 MEMBERS = 64
-
-
-@asynccontextmanager
-async def server(module: str, *args: object) -> AsyncIterator[tuple[Process, str]]:
-    """Have a server in a process of its own, and where it listens."""
-    process = await start(module, *args)
-    try:
-        address = await process.answer()
-        assert await process.answer() == "ready"
-        yield process, str(address)
-    finally:
-        await process.kill()
 
 
 async def check(nodes: Fleet, size: int) -> None:
@@ -212,16 +197,5 @@ async def kill(figures: Figures, runs: int, quick: bool) -> None:
 PARTS = {"formation": formation, "large": large, "late": late, "kill": kill}
 
 
-async def main(figures: Figures, names: list[str], runs: int, quick: bool) -> None:
-    """Run the parts that are named; all if none is."""
-    for name in names or PARTS:
-        await PARTS[name](figures, runs, quick)
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=[*PARTS, []], help="which ones; all if none is named")
-    parser.add_argument("--quick", action="store_true", help="fewer sizes")
-    parser.add_argument("--runs", type=int, default=5)
-    arguments = parser.parse_args()
-    asyncio.run(main(Figures(), arguments.names, arguments.runs, arguments.quick))
+    run_parts(PARTS, __doc__)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import json
 import statistics
 import sys
-from collections.abc import Sequence
-from typing import TextIO
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TextIO, TypeAlias
 
 import msgspec
 
-__all__ = ["Figure", "Figures", "short"]
+__all__ = ["Figure", "Figures", "Part", "parser_of", "run_parts", "short"]
 
 
 class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -100,6 +102,31 @@ class Figures:
                 f"{most} | {runs} |"
             )
         return "\n".join(lines) + "\n"
+
+
+Part: TypeAlias = Callable[[Figures, int, bool], Awaitable[None]]
+"""Measures something: given where to put the figures, how many runs, and whether to be quick."""
+
+
+def parser_of(parts: Iterable[str], description: str | None) -> argparse.ArgumentParser:
+    """Return what reads a command line that names parts."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", choices=[*parts, []], help="which parts; all if none is named")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes, shorter")
+    parser.add_argument("--runs", type=int, default=5)
+    return parser
+
+
+def run_parts(parts: Mapping[str, Part], description: str | None) -> None:
+    """Run the parts that the command line names; all if it names none."""
+    options = parser_of(parts, description).parse_args()
+
+    async def run() -> None:
+        figures = Figures()
+        for name in options.names or parts:
+            await parts[name](figures, options.runs, options.quick)
+
+    asyncio.run(run())
 
 
 def short(value: float) -> float:

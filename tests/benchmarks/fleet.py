@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-__all__ = ["Fleet", "Process", "fleet", "spread", "start"]
+__all__ = ["Fleet", "Process", "fleet", "server", "spread", "start"]
 
 PATIENCE = 120.0
 
@@ -54,17 +54,16 @@ class Process:
 
     def cpu(self) -> float:
         """Return how many seconds of CPU time it has used, on all its threads."""
-        with open(f"/proc/{self.pid}/schedstat") as file:
-            main = int(file.read().split()[0])
-        with open(f"/proc/{self.pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-        ticks = (int(fields[11]) + int(fields[12])) / 100
-        return max(main / 1e9, ticks)
+        total = 0
+        for thread in os.listdir(f"/proc/{self.pid}/task"):
+            with open(f"/proc/{self.pid}/task/{thread}/schedstat") as file:
+                total += int(file.read().split()[0])
+        return total / 1e9
 
     def memory(self) -> int:
         """Return how many bytes of memory it has in use."""
         with open(f"/proc/{self.pid}/statm") as file:
-            return int(file.read().split()[1]) * 4096
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Fleet:
@@ -100,6 +99,18 @@ async def start(module: str, *args: object) -> Process:
             env={**os.environ, "PYTHONWARNINGS": "ignore"},  # torch warns of a missing NumPy, in every process
         )
     )
+
+
+@asynccontextmanager
+async def server(module: str, *args: object) -> AsyncIterator[tuple[Process, str]]:
+    """Have a server in a process of its own, and where it listens."""
+    process = await start(module, *args)
+    try:
+        address = await process.answer()
+        assert await process.answer() == "ready"
+        yield process, str(address)
+    finally:
+        await process.kill()
 
 
 def spread(nodes: int, processes: int) -> list[int]:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from tests.benchmarks.bench_meeting import server
-from tests.benchmarks.fleet import fleet
+from tests.benchmarks.fleet import fleet, server
 
 
 async def main(count: int, lines: int, rejoin: bool) -> None:
