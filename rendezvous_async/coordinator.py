@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import anyio
 
+from rendezvous_async import clock
 from rendezvous_async.backends.base import (
     Backend,
     Commit,
@@ -31,6 +32,7 @@ from rendezvous_async.backends.base import (
     Watch,
     Write,
 )
+from rendezvous_async.clock import answer_within
 from rendezvous_async.core.codec import decode, encode
 from rendezvous_async.core.rules import Form, Notes, Rewrite, Wait, step
 from rendezvous_async.core.state import (
@@ -50,7 +52,7 @@ from rendezvous_async.core.state import (
 from rendezvous_async.core.tally import Tally
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from rendezvous_async.settings import Settings
-from rendezvous_async.view import View, answer_within
+from rendezvous_async.view import View
 
 __all__ = ["Coordinator"]
 
@@ -167,7 +169,7 @@ class Coordinator:
             _log.debug("node %s could not give the post back: %s", self._node, error)
 
     async def _call(self, what: str, *writes: Write, when: Sequence[Condition]) -> Commit:
-        if anyio.current_time() >= self._session.deadline:
+        if clock.now() >= self._session.deadline:
             raise RendezvousConnectionError(f"{what}: this node's session is over by its own clock")
         with answer_within(self._call_timeout, what):
             return await self._backend.commit(*writes, when=when)
@@ -222,7 +224,7 @@ class _Duty:
         """Do step after step; returns when the round was replaced by somebody else, and all must be read again."""
         attempt = self._own._fresh_id()
         while self._follow():
-            now = anyio.current_time()
+            now = clock.now()
             decision, notes = step(self._tally, self._notes, now, attempt)
             match decision:
                 case Wait(until):
@@ -259,7 +261,7 @@ class _Duty:
     async def _wait(self, roster: Watch, until: float | None) -> None:
         """Wait for news of the roster or the head, at most until then."""
         stalls_at = roster.current_at + self._own._session.ttl
-        if stalls_at <= anyio.current_time():
+        if stalls_at <= clock.now():
             raise RendezvousConnectionError("the watch on the roster shows no progress")
         with anyio.CancelScope(deadline=stalls_at if until is None else min(until, stalls_at)) as scope:
             with self._view.changed.calling(scope.cancel):

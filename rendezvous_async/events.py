@@ -11,6 +11,8 @@ from weakref import WeakSet
 import anyio
 import msgspec
 
+from rendezvous_async import clock
+
 __all__ = ["Event", "EventKind", "Events"]
 
 _log = logging.getLogger(__name__)
@@ -65,7 +67,7 @@ class Events:
 
     def emit(self, kind: EventKind, round: int = 0, detail: str = "") -> None:
         """Tell all readers."""
-        event = Event(kind, anyio.current_time(), round, detail)
+        event = Event(kind, clock.now(), round, detail)
         for listener in self._listeners:
             try:
                 listener(event)

@@ -12,13 +12,16 @@ import os
 import random
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import anyio
 
+from rendezvous_async import clock
 from rendezvous_async.backends import start_backend
 from rendezvous_async.backends.base import Backend
+from rendezvous_async.clock import answer_within
 from rendezvous_async.control import close_run, evict_node, read_status
 from rendezvous_async.core.codec import decode, encode
 from rendezvous_async.core.diagnosis import Status
@@ -38,7 +41,6 @@ from rendezvous_async.events import Event, EventKind, Events
 from rendezvous_async.membership import Membership
 from rendezvous_async.owner import Owner
 from rendezvous_async.settings import Endpoint, Settings, Timeouts, check_id, check_seconds, parse_endpoint, parse_nodes
-from rendezvous_async.view import answer_within
 from rendezvous_async.world import World
 
 __all__ = ["Rendezvous", "connect"]
@@ -190,6 +192,7 @@ class Rendezvous:
         self._events = Events()
         self._joining = False
         self._reported: Change | None = None
+        self._lost: Membership | None = None
         self._owner: Owner | None = None
 
     def __repr__(self) -> str:
@@ -205,7 +208,6 @@ class Rendezvous:
             self._open_backend,
             self._backend,
             self._open_membership,
-            self._attend,
             self._events.end,
         )
         return self
@@ -238,7 +240,7 @@ class Rendezvous:
         joined = False
         troubles: list[str] = []
         try:
-            with anyio.CancelScope(deadline=anyio.current_time() + self._timeouts.join) as scope:
+            with anyio.CancelScope(deadline=clock.now() + self._timeouts.join) as scope:
                 world = await self._join(owner, scope, troubles)
                 joined = True
                 self.world, self._reported = world, None
@@ -304,6 +306,7 @@ class Rendezvous:
                 membership = await owner.live_membership()
                 if record is None or membership is not arrived_with:
                     record, arrived_with = self._fresh_record(), membership
+                    self._report(membership)  # The first news may have come with the session.
                 await membership.arrive(record)
                 return await self._await_seat(owner, scope, membership, record)
             except RendezvousSessionError as error:
@@ -314,7 +317,7 @@ class Rendezvous:
                 troubles.append(str(error))
             del troubles[:-5]
             if scope.deadline == math.inf:  # A spare that sees nothing cannot know that the world is full.
-                scope.deadline = anyio.current_time() + self._timeouts.join
+                scope.deadline = clock.now() + self._timeouts.join
             await anyio.sleep(delay * (0.5 + self._rng.random()))
             delay = min(2 * delay, LAST_RETRY)
 
@@ -343,7 +346,7 @@ class Rendezvous:
                     if spare:
                         scope.deadline = math.inf
                     elif scope.deadline == math.inf:
-                        scope.deadline = anyio.current_time() + self._timeouts.join
+                        scope.deadline = clock.now() + self._timeouts.join
             await view.changed.wait()  # Also fires when the membership is over, by its own clock too.
 
     def _fresh_record(self) -> Node:
@@ -376,23 +379,26 @@ class Rendezvous:
         return await start_backend(self._endpoint, self.run_id, **self._options)
 
     async def _open_membership(self, backend: Backend) -> Membership:
-        return await Membership.open(
-            backend, self._ttl, self.node, self.settings, self._timeouts, self._interval, self._rng, self._events
+        assert self._owner is not None
+        membership = await Membership.open(
+            backend,
+            self._ttl,
+            self.node,
+            self.settings,
+            self._timeouts,
+            self._interval,
+            self._rng,
+            self._events,
+            self._owner.start,
         )
+        membership.view.changed.call(partial(self._report, membership))
+        return membership
 
-    async def _attend(self, membership: Membership) -> None:
-        """Run a membership, and report what happens to it."""
-        with membership.view.changed.calling(self._report):
-            self._report()  # The first news may have come with the session.
-            await membership.run()
-        if self._owner is not None and self._owner.membership is membership:
-            self._events.emit(EventKind.SESSION_LOST, detail=str(membership.error))
-
-    def _report(self) -> None:
+    def _report(self, membership: Membership) -> None:
         """Tell of what has happened to the world. At the barrier this node has none, and only a close is news."""
-        if self._owner is None or self._owner.membership is None:
+        if self._owner is None or self._owner.membership is not membership:
             return
-        head = self._owner.membership.view.head
+        head = membership.view.head
         world = None if self._joining else self.world
         if head is not None and head.closed is not None:
             change: Change | None = Change.CLOSED
@@ -401,6 +407,9 @@ class Rendezvous:
         if change is not None and change is not self._reported:
             self._events.emit(EventKind(change.value), 0 if world is None else world.round)
             self._reported = change
+        if membership.error is not None and membership is not self._lost:
+            self._lost = membership
+            self._events.emit(EventKind.SESSION_LOST, detail=str(membership.error))
 
     async def _entered(self) -> Owner:
         if self._owner is None or self._owner.is_stopping:

@@ -4,19 +4,25 @@ A membership begins when its session is opened, and ends when the session is los
 clock, or when it leaves. Everything that it wrote (its record, the coordinator's post) is bound to the session. So
 there is one way out, for a leave, a timeout, a cancelled join and a write whose outcome is unknown alike: end the
 session. Its keys go in one step, a late write is refused, and what a newer session of the same node wrote stays.
+
+Its tasks are the owner's, and begin when there is something to do: keeping alive when the first keep-alive is due,
+coordinating when the post is this node's or vacant. Until then a join needs no task but the user's own.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeAlias
 
 import anyio
 import msgspec
-from anyio.abc import TaskGroup
 
+from rendezvous_async import clock
 from rendezvous_async.backends.base import Backend, Condition, Listing, Put, Session, Token, Watch, Write
+from rendezvous_async.clock import answer_within
 from rendezvous_async.coordinator import Coordinator
 from rendezvous_async.core.codec import encode
 from rendezvous_async.core.state import COORDINATOR, NODES, STATE, Head, Node, Phase, node_key
@@ -29,9 +35,12 @@ from rendezvous_async.errors import (
 )
 from rendezvous_async.events import EventKind, Events
 from rendezvous_async.settings import Settings, Timeouts
-from rendezvous_async.view import View, answer_within
+from rendezvous_async.view import View
 
-__all__ = ["Membership"]
+__all__ = ["Membership", "Start"]
+
+Start: TypeAlias = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
+"""Starts a task that belongs to the owner."""
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +71,7 @@ class Membership:
         interval: float,
         rng: random.Random,
         events: Events,
+        start: Start,
     ) -> None:
         self.session = session
         self.view = view
@@ -74,12 +84,16 @@ class Membership:
         self._interval = interval
         self._rng = rng
         self._events = events
+        self._start = start
         self._record: Token | None = None
         self._arrived = False
-        self._group: TaskGroup | None = None
         self._coordinator = Coordinator(backend, session, node, settings, view, rng, timeouts.heartbeat, self._on_duty)
         self._coordinates = False
-        self._must_read = True
+        self._scopes: dict[anyio.CancelScope, None] = {}
+        self._due = clock.now() + interval
+        self._first = asyncio.get_running_loop().call_at(
+            min(self._due, session.deadline), self._begin, self._keep_alive
+        )
 
     @classmethod
     async def open(
@@ -92,6 +106,7 @@ class Membership:
         interval: float,
         rng: random.Random,
         events: Events,
+        start: Start,
     ) -> Membership:
         """Open a session and the watch that goes with it.
 
@@ -107,8 +122,11 @@ class Membership:
             with anyio.CancelScope(shield=True):
                 await watch.aclose()
             raise
-        membership = cls(backend, session, view, watch, node, settings, timeouts, interval, rng, events)
-        membership._must_read = not watch.deliver(membership._take, membership._fail_by)
+        membership = cls(backend, session, view, watch, node, settings, timeouts, interval, rng, events, start)
+        if not watch.deliver(membership._take, membership._fail_by):
+            membership._begin(membership._follow)
+        session.lost.call(membership._lost)
+        view.changed.call(membership._see_to_post)
         return membership
 
     def __repr__(self) -> str:
@@ -117,7 +135,7 @@ class Membership:
     @property
     def is_out(self) -> bool:
         """Whether it is over, by what is known or by this node's own clock; also the first thing after a stall."""
-        return self.error is not None or anyio.current_time() >= self.session.deadline
+        return self.error is not None or clock.now() >= self.session.deadline
 
     def check(self) -> None:
         """Raise if this node is out.
@@ -131,28 +149,18 @@ class Membership:
         if self.is_out:
             raise RendezvousSessionError(self._out_by_clock())
 
-    async def run(self) -> None:
-        """Run the tasks until the membership is over; raises nothing but a cancellation."""
-        try:
-            async with anyio.create_task_group() as self._group:
-                if self.error is not None:
-                    self._group.cancel_scope.cancel()
-                if self._must_read:
-                    self._group.start_soon(self._guard, self._follow)
-                with self.view.changed.calling(self._see_to_post):
-                    await self._guard(self._keep_alive)
-        finally:
-            self.fail(RendezvousSessionError(f"node {self._node} has left"))
-            with anyio.CancelScope(shield=True):
-                await self._watch.aclose()
-
     def fail(self, error: RendezvousError) -> None:
         """End it for this reason, unless it is over already: stop all tasks, and tell everybody who waits."""
         if self.error is None:
-            self.error = error
-            if self._group is not None:
-                self._group.cancel_scope.cancel()
-            self.view.changed.fire()
+            self._stop(error)
+            self._start(self._watch.aclose)
+
+    def _stop(self, error: RendezvousError) -> None:
+        self.error = error
+        self._first.cancel()
+        for scope in self._scopes:
+            scope.cancel()
+        self.view.changed.fire()
 
     async def arrive(self, record: Node) -> None:
         """Put this node's record; a founder also creates the run's state and takes the post, in the same commit.
@@ -203,15 +211,20 @@ class Membership:
 
     async def end(self) -> bool:
         """End the session, so that nothing of this node is left behind; False if the backend could not be told."""
-        self.fail(RendezvousSessionError(f"node {self._node} has left"))
         try:
             with answer_within(self._timeouts.close, f"node {self._node} leaves"):
-                await self._watch.aclose()
+                await self.abandon()
                 await self.session.aclose()
         except Exception as error:  # Whatever it is: to leave must not fail. It is tried again before a new session.
             _log.warning("node %s could not say that it leaves: %s", self._node, error)
             return False
         return True
+
+    async def abandon(self) -> None:
+        """Stop all tasks and the watch, and say nothing: whatever this node has written goes when its time is over."""
+        if self.error is None:
+            self._stop(RendezvousSessionError(f"node {self._node} has left"))
+        await self._watch.aclose()
 
     async def _head_for(self, writes: list[Write], when: list[Condition]) -> Head:
         """Return the head to arrive under; if it must be written first, add that to the commit."""
@@ -247,12 +260,22 @@ class Membership:
 
     # The tasks
 
-    async def _guard(self, task: Callable[[], Awaitable[None]]) -> None:
-        """Run one of the tasks; its error ends the membership, and no error of ours reaches the task group."""
-        try:
-            await task()
-        except Exception as error:
-            self._fail_by(error)
+    def _begin(self, task: Callable[[], Awaitable[None]]) -> None:
+        """Start one of the tasks; it ends with the membership, and its error ends the membership."""
+
+        async def guard() -> None:
+            if self.error is not None:
+                return
+            with anyio.CancelScope() as scope:
+                self._scopes[scope] = None
+                try:
+                    await task()
+                except Exception as error:
+                    self._fail_by(error)
+                finally:
+                    del self._scopes[scope]
+
+        self._start(guard)
 
     def _fail_by(self, error: Exception) -> None:
         """End it because of an error in one of the tasks, or in what is done in their place."""
@@ -263,13 +286,10 @@ class Membership:
         self.fail(error)
 
     async def _keep_alive(self) -> None:
-        """Send keep-alives; ends when the session is lost or this node's own clock says so."""
-        session, interval = self.session, self._interval
-        due = anyio.current_time() + interval
+        """Send keep-alives, from the moment that the first is due; ends when this node's own clock says so."""
+        session, interval, due = self.session, self._interval, self._due
         while True:
-            if await session.lost.wait(max(0.0, min(due, session.deadline) - anyio.current_time())):
-                raise RendezvousSessionError(f"node {self._node}: the backend has ended session {session.id}")
-            now = anyio.current_time()
+            now = clock.now()
             if now - due > interval:
                 _log.warning("node %s: the event loop stalled for %.1f s: something blocks it", self._node, now - due)
                 self._events.emit(EventKind.STALLED, detail=f"{now - due:.3f} s")
@@ -280,8 +300,13 @@ class Membership:
                 with answer_within(min(self._timeouts.heartbeat, interval, session.deadline - now), "keep-alive"):
                     await session.keep_alive()
             except RendezvousConnectionError as error:
-                left = session.deadline - anyio.current_time()
+                left = session.deadline - clock.now()
                 _log.warning("node %s: %s; out in %.1f s unless it comes back", self._node, error, left)
+            await asyncio.sleep(min(due, session.deadline) - clock.now())
+
+    def _lost(self) -> None:
+        """End it: the backend has said that the session is over."""
+        self.fail(RendezvousSessionError(f"node {self._node}: the backend has ended session {self.session.id}"))
 
     async def _follow(self) -> None:
         """Read the watch of a backend that does not deliver."""
@@ -298,9 +323,8 @@ class Membership:
     def _see_to_post(self) -> None:
         """Have the coordinator at work from the first time that there is work for it; most nodes never need one."""
         if self._arrived and not self._coordinates and self.error is None and self._coordinator.is_wanted:
-            assert self._group is not None
             self._coordinates = True
-            self._group.start_soon(self._guard, self._coordinator.run)
+            self._begin(self._coordinator.run)
 
     def _on_duty(self, on: bool) -> None:
         self._events.emit(EventKind.COORDINATING if on else EventKind.RESIGNED)

@@ -37,10 +37,14 @@ class Notice:
         """
         return await _wait_in(self._waiters, seconds)
 
+    def call(self, callback: Callable[[], None]) -> None:
+        """Let ``callback`` be called at each ``fire()`` from now on."""
+        self._callbacks[callback] = None
+
     @contextmanager
     def calling(self, callback: Callable[[], None]) -> Iterator[None]:
         """Let ``callback`` be called at each ``fire()``, for as long as the block lasts."""
-        self._callbacks[callback] = None
+        self.call(callback)
         try:
             yield
         finally:
@@ -53,6 +57,7 @@ class Latch:
     def __init__(self) -> None:
         self._is_set = False
         self._waiters: _Waiters = {}
+        self._callback: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         return f"<Latch {'set' if self._is_set else 'not set'}>"
@@ -62,9 +67,19 @@ class Latch:
         return self._is_set
 
     def set(self) -> None:
-        """Let it have happened: wake everybody who waits."""
+        """Let it have happened: wake everybody who waits, and call who asked for it."""
         self._is_set = True
         _wake(self._waiters)
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+    def call(self, callback: Callable[[], None]) -> None:
+        """Let ``callback``, the only one, be called once when it happens; at once if it has."""
+        if self._is_set:
+            callback()
+        else:
+            self._callback = callback
 
     async def wait(self, seconds: float | None = None) -> bool:
         """Wait until it has happened; False if that was not within ``seconds``."""

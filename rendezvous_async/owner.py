@@ -36,7 +36,6 @@ class Owner:
         open_backend: Opens the backend when it is first needed; it is closed at the end.
         backend: One that is open already, and stays open.
         make: Opens a session, and makes a membership of it.
-        attend: Runs a membership until it is over.
         ended: Told when all is done.
 
     Attributes:
@@ -51,7 +50,6 @@ class Owner:
         open_backend: Callable[[], Awaitable[Backend]],
         backend: Backend | None,
         make: Callable[[Backend], Awaitable[Membership]],
-        attend: Callable[[Membership], Coroutine[Any, Any, None]],
         ended: Callable[[], None],
     ) -> None:
         self.backend = backend
@@ -61,9 +59,9 @@ class Owner:
         self._open = open_backend
         self._lent = backend is not None
         self._make = make
-        self._attend = attend
         self._ended = ended
         self._unended: list[Membership] = []
+        self._is_over = False
         self._pending: list[anyio.Event] = []
         self._started = anyio.Event()
         self._stop = anyio.Event()
@@ -111,12 +109,21 @@ class Owner:
                 await self.end_membership()
                 self._group.cancel_scope.cancel()
         finally:
+            self._is_over = True
+            if self.membership is not None:  # The owner itself was ended by force, or by an error.
+                with anyio.CancelScope(shield=True):
+                    await self.membership.abandon()
             for done in self._pending:
                 done.set()
             self._ended()
             if not self._lent and self.backend is not None:
                 with anyio.move_on_after(self._timeouts.close + CLOSE_MARGIN, shield=True):
                     await self.backend.aclose()
+
+    def start(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start a task that lives no longer than the owner; one that comes after the end is not started."""
+        if not self._is_over:
+            self._group.start_soon(task, name=f"{task.__qualname__} of {self._name}")
 
     async def see_through(self, action: Callable[[], Awaitable[None]]) -> None:
         """Do something in the owner, and wait; even if this task is cancelled by force, the owner sees it through."""
@@ -177,7 +184,6 @@ class Owner:
                 await membership.end()  # The owner no longer would.
             raise self._left()
         self.membership = membership
-        self._group.start_soon(self._attend, membership, name=f"membership of {self._name}")
         return membership
 
     async def end_membership(self) -> None:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 import anyio
 
 from rendezvous_async.backends.base import Backend, Commit, Condition, Delete, Entry, Listing, Put, Token, Write
+from rendezvous_async.clock import answer_within
 from rendezvous_async.core.state import round_key
 from rendezvous_async.errors import RendezvousFencedError, RendezvousTimeoutError
 from rendezvous_async.notice import Notice
 from rendezvous_async.settings import check_seconds, encode_segment
-from rendezvous_async.view import answer_within
 
 __all__ = ["Store"]
 

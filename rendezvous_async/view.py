@@ -7,17 +7,13 @@ something to change uses the view's ``Notice``.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
-
-import anyio
 
 from rendezvous_async.backends.base import Entry, Token
 from rendezvous_async.core.codec import decode
 from rendezvous_async.core.state import COORDINATOR, STATE, Head, Post, Seat, seat_key
-from rendezvous_async.errors import RendezvousConnectionError
 from rendezvous_async.notice import Notice
 
-__all__ = ["View", "answer_within"]
+__all__ = ["View"]
 
 
 class View:
@@ -66,27 +62,3 @@ class View:
         else:
             self.seat = None if value is None else decode(Seat, value, key)
         self._entries[key] = entry
-
-
-class answer_within:
-    """Bound a call to the backend; no answer in time is a connection error: it may or may not have happened."""
-
-    __slots__ = ("_scope", "_seconds", "_what")
-
-    def __init__(self, seconds: float, what: str) -> None:
-        self._seconds = seconds
-        self._what = what
-
-    def __enter__(self) -> None:
-        self._scope = anyio.CancelScope(deadline=anyio.current_time() + self._seconds)
-        self._scope.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
-        swallow = self._scope.__exit__(kind, error, traceback)
-        if self._scope.cancelled_caught:
-            raise RendezvousConnectionError(
-                f"{self._what}: the backend did not answer within {self._seconds:g} s"
-            ) from None
-        return swallow

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import anyio
 
 from rendezvous_async.backends.base import Backend, Token
+from rendezvous_async.clock import answer_within
 from rendezvous_async.core.codec import decode
 from rendezvous_async.core.rules import Change, Joined, change_of
 from rendezvous_async.core.state import SEATS, Member, Seat, node_of
 from rendezvous_async.errors import RendezvousError, RendezvousFencedError
 from rendezvous_async.membership import Membership
 from rendezvous_async.store import Store
-from rendezvous_async.view import answer_within
 
 __all__ = ["Glance", "UntilChanged", "World"]
 

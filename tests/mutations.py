@@ -143,7 +143,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     # The node
     Mutation(
         "membership.py",
-        "        return self.error is not None or anyio.current_time() >= self.session.deadline",
+        "        return self.error is not None or clock.now() >= self.session.deadline",
         "        return self.error is not None",
         "after a stall a node believes in a world that went on without it",
         "tests/test_membership.py::test_after_a_stall_beyond_its_deadline_a_node_is_out_before_anything_else",

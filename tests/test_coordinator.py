@@ -166,15 +166,15 @@ async def test_nobody_campaigns_for_a_closed_run() -> None:
 
 @in_virtual_time
 async def test_a_coordinator_of_other_settings_gives_the_post_back() -> None:
+    async with Meeting() as other:
+        (z,) = await other.enter_all("z", "1:9")
+        await z.join()
+        foreign = await other.entry("state")
+    assert foreign is not None
+    assert foreign.value is not None
     async with Meeting() as meeting:
         (a,) = await meeting.enter_all("a", "1")
         await a.join()
-        async with Meeting() as other:
-            (z,) = await other.enter_all("z", "1:9")
-            await z.join()
-            foreign = await other.entry("state")
-        assert foreign is not None
-        assert foreign.value is not None
         await meeting.backend().commit(Put("state", foreign.value))
         await anyio.sleep(1)
         assert await meeting.entry("coordinator") is None

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1] / PACKAGE
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "settings", "notice"),
+    ("clock",),
     ("core", "backends", "events", "addresses"),
     ("view",),
     ("control",),

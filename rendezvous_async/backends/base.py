@@ -28,6 +28,7 @@ from typing import TypeAlias
 import anyio
 import msgspec
 
+from rendezvous_async import clock
 from rendezvous_async.backends.names import check_key, check_name, name_size, subtrees_of
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousStateError
 from rendezvous_async.notice import Latch
@@ -174,7 +175,7 @@ class Session(ABC):
             RendezvousSessionError: The backend has ended the session; ``lost`` is set.
             RendezvousConnectionError: No answer; the session may or may not be alive.
         """
-        sent_at = anyio.current_time()
+        sent_at = clock.now()
         await self._refresh()
         self.deadline = max(self.deadline, sent_at + OUT_AFTER * self.ttl)
 
@@ -207,7 +208,7 @@ class Watch(ABC, AsyncIterator[Listing]):
 
     @property
     def current_at(self) -> float:
-        return anyio.current_time()
+        return clock.now()
 
     def __aiter__(self) -> Watch:
         return self

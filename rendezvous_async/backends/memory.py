@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import anyio
 from anyio.lowlevel import checkpoint
 
+from rendezvous_async import clock
 from rendezvous_async.backends.base import (
     DEFAULT_NAMESPACE,
     Backend,
@@ -66,8 +67,7 @@ class MemoryServer:
 
     def _expire(self) -> None:
         self._timer = None
-        # Not anyio.current_time(): where sniffio is installed, anyio finds no event loop in a plain callback.
-        for session in self.table.due(asyncio.get_running_loop().time()):
+        for session in self.table.due(clock.now()):
             self.table.end_session(session)
         self.settle()
 
@@ -101,7 +101,7 @@ class MemoryBackend(Backend):
 
     async def open_session(self, ttl: float) -> Session:
         table = await self._table()
-        now = anyio.current_time()
+        now = clock.now()
         session = _MemorySession(table.open_session(ttl, now), ttl, now, self)
         self.server.settle()
         return session
@@ -130,7 +130,7 @@ class _MemorySession(Session):
 
     async def _refresh(self) -> None:
         table = await self._backend._table()
-        if not table.keep_alive(self.id, anyio.current_time()):
+        if not table.keep_alive(self.id, clock.now()):
             self.lost.set()
             raise RendezvousSessionError(f"session {self.id} has ended")
 

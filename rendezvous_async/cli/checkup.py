@@ -21,6 +21,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from rendezvous_async import clock
 from rendezvous_async.addresses import address_toward, is_only_here
 from rendezvous_async.backends.base import Backend, Delete, Put
 from rendezvous_async.cli.endpoints import endpoint_of, open_run
@@ -70,9 +71,9 @@ async def examine(options: Namespace) -> AsyncGenerator[Finding, None]:
     yield await _this_host(endpoint, options.timeout)
     run_id = options.run_id or f"rdzv-doctor-{secrets.token_hex(4)}"
     try:
-        began = anyio.current_time()
+        began = clock.now()
         async with open_run(options, run_id) as backend:
-            yield Finding("connection", "ok", f"open after {_ms(anyio.current_time() - began)}")
+            yield Finding("connection", "ok", f"open after {_ms(clock.now() - began)}")
             if endpoint.scheme == "tcp":
                 yield _secrecy(endpoint)
             async for finding in examine_backend(backend, options.timeout):
@@ -104,7 +105,7 @@ async def examine_host(host: str, port: int, endpoint: Endpoint, timeout: float)
         yield Finding("name", "ok", found)
     failures = []
     for address in addresses:
-        began = anyio.current_time()
+        began = clock.now()
         try:
             with anyio.fail_after(timeout):
                 _, writer = await asyncio.open_connection(address, port)
@@ -112,9 +113,7 @@ async def examine_host(host: str, port: int, endpoint: Endpoint, timeout: float)
             text = "no answer in time" if isinstance(error, TimeoutError) else os.strerror(error.errno or 0)
             failures.append(f"{format_address(address, port)}: {text}")
             continue
-        yield Finding(
-            "port", "ok", f"{format_address(address, port)} accepts after {_ms(anyio.current_time() - began)}"
-        )
+        yield Finding("port", "ok", f"{format_address(address, port)} accepts after {_ms(clock.now() - began)}")
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
@@ -132,9 +131,9 @@ async def examine_backend(backend: Backend, timeout: float) -> AsyncIterator[Fin
     times = []
     with anyio.fail_after(timeout + ROUND_TRIPS * SLOW * 4):
         for _ in range(ROUND_TRIPS):
-            began = anyio.current_time()
+            began = clock.now()
             await backend.get(key)
-            times.append(anyio.current_time() - began)
+            times.append(clock.now() - began)
     slow = median(times) > SLOW
     yield Finding(
         "latency",
@@ -146,12 +145,12 @@ async def examine_backend(backend: Backend, timeout: float) -> AsyncIterator[Fin
         session = await backend.open_session(TTL)
         async with backend.watch(key) as watch:
             await anext(watch)
-            began = anyio.current_time()
+            began = clock.now()
             await backend.commit(Put(key, b"doctor", session.id))
-            committed = anyio.current_time()
+            committed = clock.now()
             with anyio.fail_after(timeout):
                 await anext(watch)
-            pushed = anyio.current_time()
+            pushed = clock.now()
             await session.keep_alive()
             await session.aclose()
             with anyio.fail_after(timeout):

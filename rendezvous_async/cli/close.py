@@ -31,10 +31,10 @@ def run(options: Namespace) -> int:
 async def _close(options: Namespace) -> int:
     import anyio
 
+    from rendezvous_async.clock import answer_within
     from rendezvous_async.control import close_run, purge_run, read_status
     from rendezvous_async.core.state import NODES, STATE
     from rendezvous_async.errors import RendezvousStateError
-    from rendezvous_async.view import answer_within
 
     terminal = Terminal(quiet=options.quiet)
     async with open_run(options) as backend:

@@ -20,9 +20,9 @@ def configure(parser: Parser) -> None:
 def run(options: Namespace) -> int:
     import anyio
 
+    from rendezvous_async.clock import answer_within
     from rendezvous_async.control import evict_node, read_status
     from rendezvous_async.errors import RendezvousClosedError
-    from rendezvous_async.view import answer_within
 
     terminal = Terminal(quiet=options.quiet)
 

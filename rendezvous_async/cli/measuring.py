@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 import msgspec
 
+from rendezvous_async import clock
 from rendezvous_async.backends.base import Backend, Session
 from rendezvous_async.cli.demo_node import TIMEOUTS
 from rendezvous_async.cli.endpoints import endpoint_of, open_run, shown
@@ -82,9 +83,9 @@ async def measure(options: Namespace, terminal: Terminal) -> Figures:
             times = []
             for number in range(options.rounds):
                 terminal.progress(number + 1, steps, f"round {number + 1}: {options.nodes} nodes meet")
-                began = anyio.current_time()
+                began = clock.now()
                 await crowd.join()
-                times.append(anyio.current_time() - began)
+                times.append(clock.now() - began)
             terminal.progress(steps - 3, steps, f"keeping {options.nodes} nodes alive for {options.seconds:g} s")
             answers, keep_alives = await crowd.probe(options.seconds)
             connect_seconds = crowd.connect_seconds
@@ -125,7 +126,7 @@ class _Crowd:
         """Connect all nodes of a run that has room for so many; the run is removed at the end."""
         async with AsyncExitStack() as stack:
             crowd = cls(await stack.enter_async_context(open_run(options, run_id)))
-            began = anyio.current_time()
+            began = clock.now()
             backends: list[Backend] = []
             limiter = anyio.CapacityLimiter(OPENING_AT_ONCE)
 
@@ -134,7 +135,7 @@ class _Crowd:
                     backends.append(await stack.enter_async_context(open_run(options, run_id)))
 
             await together([enter] * options.nodes)
-            crowd.connect_seconds = anyio.current_time() - began
+            crowd.connect_seconds = clock.now() - began
             for number, backend in enumerate(backends):
                 crowd._count_keep_alives(backend)
                 member = connect(
@@ -161,16 +162,16 @@ class _Crowd:
     async def probe(self, seconds: float) -> tuple[list[float], float]:
         """Ask again and again; returns how long each answer took, and the keep-alives that were answered per second."""
         answers = []
-        began, before = anyio.current_time(), self._keep_alives
+        began, before = clock.now(), self._keep_alives
         with anyio.move_on_after(seconds):
             while True:
-                asked = anyio.current_time()
+                asked = clock.now()
                 await self.control.get("state")
-                answers.append(anyio.current_time() - asked)
+                answers.append(clock.now() - asked)
                 await anyio.sleep(PROBE_EVERY)
         if not answers:
             raise Failure(Exit.TIMED_OUT, f"the server did not answer within {seconds:g} s while nodes were kept alive")
-        return answers, (self._keep_alives - before) / (anyio.current_time() - began)
+        return answers, (self._keep_alives - before) / (clock.now() - began)
 
     def _count_keep_alives(self, backend: Backend) -> None:
         """Count every keep-alive of this backend's sessions that is answered."""
@@ -211,11 +212,11 @@ async def _kill_one(options: Namespace, crowd: _Crowd) -> list[float]:
             change = await world.changed()
             if change is not Change.MEMBER_LOST:
                 raise Failure(Exit.FAILED, f"a node saw {change} where it should have seen the loss of the killed one")
-            knew.append(anyio.current_time())
+            knew.append(clock.now())
 
         if victim.returncode is not None or any(world.change is not None for world in worlds):
             raise Failure(Exit.FAILED, "the world changed before the node was killed, so its time would mean nothing")
-        killed_at = anyio.current_time()
+        killed_at = clock.now()
         os.kill(victim.pid, signal.SIGKILL)
         await together([partial(wait, world) for world in worlds])
         return [at - killed_at for at in knew]

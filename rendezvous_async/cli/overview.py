@@ -9,9 +9,9 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-import anyio
 import msgspec
 
+from rendezvous_async import clock
 from rendezvous_async.backends.base import DEFAULT_NAMESPACE, Listing
 from rendezvous_async.backends.tcp import TcpServer
 from rendezvous_async.cli.changes import changes
@@ -97,7 +97,7 @@ class Overview:
         return self.server.table.list(prefix + name).relative_to(prefix)
 
     def _describe(self, run_id: str) -> Run:
-        now = anyio.current_time()
+        now = clock.now()
         seen = {}
         for entry in self._list(run_id, NODES).entries:
             at = None if entry.session is None else self.server.table.refreshed_at(entry.session)
@@ -128,7 +128,7 @@ class Overview:
 
     def _look(self) -> None:
         self._timer = None
-        now = anyio.current_time()
+        now = clock.now()
         dirty, self._dirty = list(self._dirty), {}
         for run_id in dirty:
             try:
@@ -143,7 +143,7 @@ class Overview:
             self._last[run_id] = status
             happened = self._happened.setdefault(run_id, deque(maxlen=REMEMBERED))
             happened.extend((now, what) for what in found)
-        self._took = anyio.current_time() - now
+        self._took = clock.now() - now
 
     def close(self) -> None:
         """Stop following."""

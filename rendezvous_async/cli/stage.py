@@ -17,6 +17,7 @@ from typing import Any
 
 import anyio
 
+from rendezvous_async import clock
 from rendezvous_async.backends import open_backend
 from rendezvous_async.backends.base import DEFAULT_NAMESPACE
 from rendezvous_async.backends.tcp import TcpServer, serve
@@ -96,7 +97,7 @@ class Actor:
                 self.state = "closed"
                 return f"learns that {news['by']} closed the run: {news['reason']}"
             case _:
-                self.state, self.up_at = "joining", anyio.current_time()
+                self.state, self.up_at = "joining", clock.now()
                 return "is up, and joins"
 
 
@@ -116,7 +117,7 @@ class Stage:
         Raises:
             Failure: Something did not happen as it should.
         """
-        self._start = anyio.current_time()
+        self._start = clock.now()
         async with serve("127.0.0.1", 0) as self._server, anyio.create_task_group() as self._group:
             try:
                 if self._terminal.live and not self._terminal.quiet:
@@ -160,10 +161,10 @@ class Stage:
             await self._world(*left)
 
             await close_run(backend, REASON, "the demo")
-            closed_at = anyio.current_time()
+            closed_at = clock.now()
             await self._until(lambda: all(self._actors[name].state == "closed" for name in left))
             self._expect(all(self._actors[n].news[-1]["reason"] == REASON for n in left), "everybody was told why")
-            took = anyio.current_time() - closed_at
+            took = clock.now() - closed_at
             self._headline(f"the run is closed, and everybody knew after {took * 1000:.0f} ms", "closed is final")
         codes = {name: await self._exit_code(name) for name in left}
         self._expect(not any(codes.values()), f"the nodes that are left ended well: {codes}")
@@ -174,15 +175,15 @@ class Stage:
         assert actor.process is not None
         last_round = actor.round
         actor.kill()
-        killed_at = anyio.current_time()
+        killed_at = clock.now()
         self._note(victim, f"is killed with SIGKILL (pid {actor.process.pid}); it was the coordinator")
         self._expect(await self._exit_code(victim) == -signal.SIGKILL, f"{victim} died of SIGKILL")
         left = [other for other in self._actors.values() if other is not actor]
         lost = {"event": "changed", "change": Change.MEMBER_LOST.value, "round": last_round}
         await self._until(lambda: all(lost in other.news for other in left))
-        told = anyio.current_time() - killed_at
+        told = clock.now() - killed_at
         await self._until(lambda: all(other.holds(3, last_round) for other in left))
-        formed = anyio.current_time() - killed_at
+        formed = clock.now() - killed_at
         self._headline(
             f"a world of 3 goes on: all knew {told:.2f} s after the kill, and met again {formed - told:.2f} s later",
             "1 s is the grace for a connection that breaks",
@@ -198,7 +199,7 @@ class Stage:
         self._expect(len({actor.round for actor in actors}) == 1, "they are all in one round")
         self._expect(sorted(self._ranks(names).values()) == list(range(len(names))), "ranks are 0 to size - 1")
         self._expect(max(actor.hands for actor in actors) == len(names), "they share the round's store")
-        return anyio.current_time() - max(actor.up_at for actor in actors)
+        return clock.now() - max(actor.up_at for actor in actors)
 
     def _ranks(self, names: Iterable[str] | None = None) -> dict[str, int]:
         chosen = self._actors if names is None else names
@@ -241,14 +242,14 @@ class Stage:
     # The picture
 
     def _note(self, who: str, what: str) -> None:
-        at = anyio.current_time() - self._start
+        at = clock.now() - self._start
         line = f"{at:6.2f} s  {who:6}{what}"
         self._timeline.append(line)
         if not self._terminal.live and not self._terminal.quiet:
             self._terminal.print(line)
 
     def _headline(self, what: str, why: str) -> None:
-        line = f"{anyio.current_time() - self._start:6.2f} s  => {what} ({why})"
+        line = f"{clock.now() - self._start:6.2f} s  => {what} ({why})"
         self._timeline.append(self._terminal.paint(line, "green", "bold"))
         if not self._terminal.live and not self._terminal.quiet:
             self._terminal.print(line)
@@ -282,4 +283,4 @@ class Stage:
         assert self._server is not None
         entry = self._server.table.get(f"{DEFAULT_NAMESPACE}/{RUN_ID}/{node_key(actor.name)}")
         at = None if entry is None or entry.session is None else self._server.table.refreshed_at(entry.session)
-        return "no session" if at is None else f"{max(0.0, anyio.current_time() - at):.1f} s ago"
+        return "no session" if at is None else f"{max(0.0, clock.now() - at):.1f} s ago"

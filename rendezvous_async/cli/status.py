@@ -22,8 +22,8 @@ def run(options: Namespace) -> int:
     import anyio
     import msgspec
 
+    from rendezvous_async.clock import answer_within
     from rendezvous_async.control import read_status
-    from rendezvous_async.view import answer_within
 
     terminal = Terminal(quiet=options.quiet)
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from rendezvous_async import clock
 from rendezvous_async.cli.endpoints import add_run, known_run, open_run
 from rendezvous_async.cli.exits import Exit, Failure
 from rendezvous_async.cli.parsing import Parser
@@ -43,7 +44,7 @@ async def _watch(options: Namespace) -> int:
     from rendezvous_async.cli.changes import changes
 
     terminal = Terminal(quiet=options.quiet)
-    began = anyio.current_time()
+    began = clock.now()
     before: Status | None = None
     lines: list[str] = []
     async with open_run(options) as backend, aclosing(statuses(backend)) as looks:
@@ -53,7 +54,7 @@ async def _watch(options: Namespace) -> int:
                 known_run(status, options)
             if before is None and status.closed is not None:
                 raise Failure(Exit.CLOSED, str(status).splitlines()[0])
-            news = [f"{anyio.current_time() - began:8.2f} s  {clean(change)}" for change in changes(before, status)]
+            news = [f"{clock.now() - began:8.2f} s  {clean(change)}" for change in changes(before, status)]
             lines = [*lines, *news][-REMEMBERED:]
             if terminal.live:
                 with screen:

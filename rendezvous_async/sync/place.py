@@ -11,11 +11,11 @@ import anyio
 from rendezvous_async.backends import start_backend
 from rendezvous_async.backends.base import Backend
 from rendezvous_async.backends.tcp import TcpBackend
+from rendezvous_async.clock import answer_within
 from rendezvous_async.control import read_head
 from rendezvous_async.core.state import STATE, Head
 from rendezvous_async.handler import Rendezvous
 from rendezvous_async.settings import Endpoint
-from rendezvous_async.view import answer_within
 from rendezvous_async.world import Glance, World
 
 __all__ = ["Place"]

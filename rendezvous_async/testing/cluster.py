@@ -28,6 +28,7 @@ from typing import Any
 import anyio
 
 from rendezvous_async.backends.base import Token
+from rendezvous_async.clock import answer_within
 from rendezvous_async.control import close_run
 from rendezvous_async.core.rules import Change
 from rendezvous_async.core.state import Head, Phase
@@ -43,7 +44,6 @@ from rendezvous_async.testing.clock import virtual_loop
 from rendezvous_async.testing.history import Believed, CloseCalled, Fault, History, Left, Released, Settled
 from rendezvous_async.testing.network import Faults, Network, SimulatedBackend
 from rendezvous_async.testing.witness import Witness
-from rendezvous_async.view import answer_within
 from rendezvous_async.world import World
 
 __all__ = ["Cluster", "NotSettledError", "Program", "elastic"]

@@ -16,6 +16,7 @@ from random import Random
 import anyio
 from aetcd import rpc
 
+from rendezvous_async import clock
 from rendezvous_async.backends.base import (
     Backend,
     Commit,
@@ -80,7 +81,7 @@ class EtcdBackend(Backend):
 
     async def start(self) -> None:
         """Connect, and make sure that the server will do and that we may use the prefix."""
-        deadline = anyio.current_time() + self._cluster.connect_timeout
+        deadline = clock.now() + self._cluster.connect_timeout
         try:
             await self._cluster.start(deadline)
             await self._history.load(deadline)
@@ -139,7 +140,7 @@ class EtcdBackend(Backend):
         """Open a session; etcd counts whole seconds and has a least TTL, so more than asked for may be granted."""
         self._check_open()
         asked = math.ceil(check_seconds("ttl", ttl))
-        sent_at = anyio.current_time()
+        sent_at = clock.now()
         lease, granted = await grant(self._cluster, self._rng, asked)
         self._keep_alives.expect_ttl(granted)
         self._feeds.expect_ttl(granted)

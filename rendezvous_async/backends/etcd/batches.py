@@ -22,6 +22,7 @@ from typing import Any
 import anyio
 from aetcd import rpc
 
+from rendezvous_async import clock
 from rendezvous_async.backends.base import Condition, Delete, Write
 from rendezvous_async.backends.etcd.channel import Cluster, Tally
 from rendezvous_async.errors import RendezvousConnectionError
@@ -68,7 +69,7 @@ class Batches:
             EtcdRefusedError: The answer is no.
             RendezvousConnectionError: Nobody has answered.
         """
-        deadline = anyio.current_time() + self._cluster.connect_timeout
+        deadline = clock.now() + self._cluster.connect_timeout
         if self._under_way and not self._closed and _is_small(request, writes):
             keys = frozenset(each.name if isinstance(each, Delete) else each.key for each in writes)
             parcel = _Parcel(request, keys, frozenset(each.key for each in when), deadline)

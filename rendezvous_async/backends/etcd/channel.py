@@ -19,6 +19,7 @@ import anyio
 import grpc
 from aetcd import rpc
 
+from rendezvous_async import clock
 from rendezvous_async.backends.base import closed_error
 from rendezvous_async.backends.etcd.faults import (
     ConnectionTornError,
@@ -180,7 +181,7 @@ class Cluster:
             EtcdRefusedError: The answer is no.
             RendezvousConnectionError: Nobody has answered within ``connect_timeout``, or until ``deadline``.
         """
-        started = anyio.current_time()
+        started = clock.now()
         if deadline is None:
             deadline = started + self.connect_timeout
         failures = renewals = silences = 0
@@ -189,9 +190,9 @@ class Cluster:
             if self.closed:
                 raise closed_error("etcd")
             member, token = self._member, self._token
-            left = deadline - anyio.current_time()
+            left = deadline - clock.now()
             if left <= 0:
-                raise self._unreachable(name, anyio.current_time() - started)
+                raise self._unreachable(name, clock.now() - started)
             patience = self.call_timeout * 2 ** min(silences // len(self._members), MAX_DOUBLINGS)
             try:
                 self.calls += 1
@@ -215,9 +216,9 @@ class Cluster:
                     self.leave(member, text, hopeless=fault is Fault.HOPELESS)
                     failures += 1
                     if all(each.hopeless for each in self._members):
-                        raise self._unreachable(name, anyio.current_time() - started)
+                        raise self._unreachable(name, clock.now() - started)
                     if failures % len(self._members) == 0:
-                        left = deadline - anyio.current_time()
+                        left = deadline - clock.now()
                         await anyio.sleep(max(0.0, min(left, pause * self._rng.uniform(0.5, 1.0))))
                         pause = min(2 * pause, LONGEST_PAUSE)
                 case _:

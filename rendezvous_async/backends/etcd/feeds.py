@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from aetcd import rpc
 
+from rendezvous_async import clock
 from rendezvous_async.backends.base import Entry
 from rendezvous_async.backends.etcd.channel import Cluster
 from rendezvous_async.backends.etcd.faults import EtcdRefusedError, Fault
@@ -60,7 +61,7 @@ class Feed:
 
     def sure(self) -> bool:
         """Tell whether a barrier proves that this feed has delivered what it had."""
-        return self.created and self.sure_at <= anyio.current_time()
+        return self.created and self.sure_at <= clock.now()
 
     def reset(self) -> None:
         """Start again from now: what it was to deliver next does not exist any more."""
@@ -151,7 +152,7 @@ class Feeds(Stream):
     def _opened(self) -> None:
         self._by_id.clear()
         self._creating.clear()
-        self._heard_at = anyio.current_time()
+        self._heard_at = clock.now()
         for feed in self._feeds:
             self._create(feed)
         self._barrier.phase = 0
@@ -176,7 +177,7 @@ class Feeds(Stream):
         self.send(rpc.WatchRequest(create_request=create))
 
     def _received(self, response: Any) -> None:
-        self._heard_at = anyio.current_time()
+        self._heard_at = clock.now()
         feed = self._by_id.get(response.watch_id)
         if response.created and self._creating:
             # Answered in the order of the requests; one that is refused may come back without its id.
@@ -201,7 +202,7 @@ class Feeds(Stream):
     def _created(self, feed: Feed, revision: int) -> None:
         feed.created, feed.refused = True, False
         if not self._cluster.orderly_progress:
-            feed.sure_at = anyio.current_time() + CATCHING_UP
+            feed.sure_at = clock.now() + CATCHING_UP
         if not feed.start:
             feed.start = revision + 1
             for watch in feed.watches:
@@ -270,7 +271,7 @@ class Feeds(Stream):
         self._ask_progress()
 
     def _ask_progress(self) -> None:
-        self._barrier.asked_at = anyio.current_time()
+        self._barrier.asked_at = clock.now()
         self._barrier_begun.set()
         self.send(rpc.WatchRequest(progress_request=rpc.WatchProgressRequest()))
 
@@ -298,7 +299,7 @@ class Feeds(Stream):
                 await anyio.sleep(self._check_every)
                 if not self.watches:
                     continue
-                asked_at = anyio.current_time()
+                asked_at = clock.now()
                 try:
                     revision = await self.history.verify()
                 except RendezvousConnectionError:
@@ -310,9 +311,9 @@ class Feeds(Stream):
         # Servers drop the question while a feed catches up; a stream on which nothing comes at all is dead.
         while True:
             await self._barrier_begun.wait()
-            looked_at = anyio.current_time()
+            looked_at = clock.now()
             await anyio.sleep(ASK_AGAIN_AFTER)
-            now = anyio.current_time()
+            now = clock.now()
             if now - looked_at > 2 * ASK_AGAIN_AFTER:
                 self._heard_at = max(self._heard_at, looked_at)  # We stood still; what has come may not be read yet.
             if not self._barrier.phase:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from aetcd import rpc
 
+from rendezvous_async import clock
 from rendezvous_async.backends.base import Session, closed_error
 from rendezvous_async.backends.etcd.channel import Cluster
 from rendezvous_async.backends.etcd.stream import Stream
@@ -88,7 +89,7 @@ class KeepAlives(Stream):
 
     def _ask(self, lease: int) -> None:
         if self.is_open:
-            self._sent_at.append(anyio.current_time())
+            self._sent_at.append(clock.now())
             self.send(rpc.LeaseKeepAliveRequest(ID=lease))
 
     def _opened(self) -> None:
@@ -118,10 +119,10 @@ class KeepAlives(Stream):
     async def _watch_over(self) -> None:
         while True:
             # A cluster of which no member answers is slow, and needs its time.
-            looked_at = anyio.current_time()
+            looked_at = clock.now()
             stall = self._stall * 2 ** min(self._silences // self._cluster.size, MAX_DOUBLINGS)
             await anyio.sleep(stall / 4)
-            now = anyio.current_time()
+            now = clock.now()
             if now - looked_at > stall / 2:
                 # This process stood still itself: there may be answers that it has not read yet.
                 self._sent_at = deque(now for _ in self._sent_at)

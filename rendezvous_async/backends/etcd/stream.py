@@ -16,6 +16,7 @@ import anyio
 from aetcd import rpc
 from grpc.aio import EOF, UsageError
 
+from rendezvous_async import clock
 from rendezvous_async.backends.etcd.channel import FIRST_PAUSE, LONGEST_PAUSE, Cluster, logger
 from rendezvous_async.backends.etcd.faults import ConnectionTornError, Fault, answer_of, describe, judge
 from rendezvous_async.errors import RendezvousConnectionError
@@ -61,10 +62,10 @@ class Stream(ABC):
         await self._wanted.wait()
         pause = FIRST_PAUSE
         while True:
-            started = anyio.current_time()
+            started = clock.now()
             heard = await self._once()
             logger.debug("%s stream to etcd ended: %s", self.method, self._why)
-            if heard and anyio.current_time() - started > LONGEST_PAUSE:
+            if heard and clock.now() - started > LONGEST_PAUSE:
                 pause = FIRST_PAUSE
             await anyio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)

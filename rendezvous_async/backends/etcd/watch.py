@@ -14,6 +14,7 @@ from __future__ import annotations
 import anyio
 from anyio.lowlevel import checkpoint
 
+from rendezvous_async import clock
 from rendezvous_async.backends.base import Entry, Listing, Token, Watch, closed_error
 from rendezvous_async.backends.etcd.faults import EtcdRefusedError, Fault
 from rendezvous_async.backends.etcd.feeds import Feed, Feeds
@@ -50,7 +51,7 @@ class EtcdWatch(Watch):
         self._woken = anyio.Event()
         self._error: RendezvousConnectionError | None = None
         self._ended = False
-        self._current_at = anyio.current_time()
+        self._current_at = clock.now()
 
     def __repr__(self) -> str:
         return f"<EtcdWatch {' '.join(self._names)}>"
@@ -171,7 +172,7 @@ class EtcdWatch(Watch):
         if not all(feed.start for feed in self._feeds):
             await self._wait()
             return None
-        asked_at = anyio.current_time()
+        asked_at = clock.now()
         self._must_look = self._missed = False  # set again by whatever comes during the read
         looked = False
         try:

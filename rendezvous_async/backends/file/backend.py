@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import anyio
 from anyio.lowlevel import checkpoint
 
+from rendezvous_async import clock
 from rendezvous_async.backends.base import (
     DEFAULT_NAMESPACE,
     Backend,
@@ -74,7 +75,7 @@ class FileBackend(Backend):
 
     async def open_session(self, ttl: float) -> Session:
         check_seconds("ttl", ttl)
-        sent_at = anyio.current_time()
+        sent_at = clock.now()
         id = await self._call(lambda change: self.hub.ledger.open_session(change, ttl), locked=True)
         session = _FileSession(id, ttl, sent_at, self)
         self._sessions.add(session)
@@ -172,7 +173,7 @@ class _FileWatch(Watch):
 
     @property
     def current_at(self) -> float:
-        return anyio.current_time() - (time.monotonic() - self._backend.hub.checked_at)
+        return clock.now() - (time.monotonic() - self._backend.hub.checked_at)
 
     def wake(self) -> None:
         self._woken.set()

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
+from rendezvous_async import clock
 from rendezvous_async.backends.base import (
     DEFAULT_NAMESPACE,
     Backend,
@@ -77,7 +77,7 @@ class TcpBackend(Backend):
         return self.host is not None and self.host.server is not None
 
     async def open_session(self, ttl: float) -> Session:
-        sent_at = anyio.current_time()
+        sent_at = clock.now()
         id = self._channel.next_id()
         opened = await self._call(id, wire.OpenSession(id, ttl), wire.Opened)
         session = _TcpSession(opened.session, opened.ttl, sent_at, self)
@@ -164,7 +164,7 @@ class _TcpWatch(Watch):
         self._unread = 0
         self._parked = False
         self._is_current = False
-        self._current_at = anyio.current_time()
+        self._current_at = clock.now()
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._ended = False

@@ -18,8 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
-import anyio
-
+from rendezvous_async import clock
 from rendezvous_async.backends.frames import Record
 from rendezvous_async.backends.log import Log
 from rendezvous_async.backends.table import Snapshot
@@ -102,7 +101,7 @@ class Journal:
         self._held = [(outlet, outlet.take_unsent()) for outlet in self._waiting]
         self._waiting.clear()
         snapshot = None
-        if self._log.is_long and anyio.current_time() >= self._no_snapshot_before:
+        if self._log.is_long and clock.now() >= self._no_snapshot_before:
             snapshot = self._log.table.snapshot()
         self._writing = True
         self.batches += 1
@@ -137,7 +136,7 @@ class Journal:
             self._on_failure(error if isinstance(error, Exception) else RuntimeError(repr(error)))
             return
         if future.result():
-            self._no_snapshot_before = anyio.current_time() + RETRY_SNAPSHOT
+            self._no_snapshot_before = clock.now() + RETRY_SNAPSHOT
         held, self._held = self._held, []
         for outlet, data in held:
             outlet.release(data)

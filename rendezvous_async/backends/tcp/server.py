@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from rendezvous_async import clock
 from rendezvous_async.backends.base import Commit, Condition, Write
 from rendezvous_async.backends.fanout import Fanout
 from rendezvous_async.backends.frames import Committed, Ended, Opened
@@ -85,7 +86,7 @@ class TcpServer:
         self._connections: set[Connection] = set()
         self._clients: dict[str, Connection] = {}
         self._numbers: dict[str, int] = {}
-        now = anyio.current_time()
+        now = clock.now()
         answers = self.table.snapshot().answers if log is not None else {}
         self._gone: OrderedDict[str, float] = OrderedDict.fromkeys(answers, now)
         self._owners: dict[str, Connection] = {}
@@ -182,7 +183,7 @@ class TcpServer:
         for watcher in connection.watchers.values():
             self.fanout.remove(watcher.names, watcher)
         connection.watchers.clear()
-        now = anyio.current_time()
+        now = clock.now()
         for session in connection.sessions:
             if self._owners.get(session) is connection:
                 del self._owners[session]
@@ -225,7 +226,7 @@ class TcpServer:
 
     def open_session(self, connection: Connection, ttl: float) -> str:
         """Open a session that belongs to this connection."""
-        session = self.table.open_session(ttl, anyio.current_time(), connection.scope)
+        session = self.table.open_session(ttl, clock.now(), connection.scope)
         self._own(connection, session)
         if self.journal is not None:
             self.journal.record(Opened(session, ttl))
@@ -301,7 +302,7 @@ class TcpServer:
 
     def _expire(self) -> None:
         assert self._timer is not None
-        now = anyio.current_time()
+        now = clock.now()
         late = now - self._timer.when()
         if late > _STALL:
             logger.warning(

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import anyio
 import anyio.to_thread
 
+from rendezvous_async import clock
 from rendezvous_async.backends.log import Log
 from rendezvous_async.backends.tcp.addresses import Address, listen_on, resolve
 from rendezvous_async.backends.tcp.auth import Secret
@@ -127,7 +128,7 @@ async def start_on(
     try:
         if data_dir is not None:
             path = os.path.join(data_dir, LOG_NAME)
-            now = anyio.current_time()
+            now = clock.now()
             log = await anyio.to_thread.run_sync(lambda: Log.open(path, exclusive=True, now=now))
         endpoint = f"tcp://{format_address(name_for_others(host), sockets[0].getsockname()[1])}"
         server = TcpServer(log=log, secret=secret, limits=limits, disconnect_grace=disconnect_grace, endpoint=endpoint)
