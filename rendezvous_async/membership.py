@@ -86,7 +86,7 @@ class Membership:
         self._events = events
         self._start = start
         self._record: Token | None = None
-        self._arrived = False
+        self._arrival: str | None = None
         self._coordinator = Coordinator(backend, session, node, settings, view, rng, timeouts.heartbeat, self._on_duty)
         self._coordinates = False
         self._scopes: dict[anyio.CancelScope, None] = {}
@@ -163,7 +163,10 @@ class Membership:
         self.view.changed.fire()
 
     async def arrive(self, record: Node) -> None:
-        """Put this node's record; a founder also creates the run's state and takes the post, in the same commit.
+        """Put this node's record, and see to it that there is a run to arrive in.
+
+        A founder creates the run's state and takes the post in the same commit. Whoever finds no run and is no founder
+        puts its record all the same and waits for one; if none comes, it founds the run after all.
 
         Raises:
             RendezvousClosedError: The run is closed.
@@ -171,36 +174,48 @@ class Membership:
             RendezvousSessionError: The session is over.
             RendezvousConnectionError: No answer; call again with the same record.
         """
-        key = node_key(self._node)
+        view = self.view
         founds = self._rng.random() * self._settings.min_nodes < FOUNDERS
         while True:
             self.check()
-            seen = (self._record, self.view.token(STATE), self.view.token(COORDINATOR))
-            if self.view.loaded and (founds or self.view.head is not None):
-                writes: list[Write] = [Put(key, encode(record), self.session.id)]
-                when = [Condition(key, self._record)]
-                head = await self._head_for(writes, when)
-                if founds and self.view.entry(COORDINATOR) is None:
-                    writes.append(self._coordinator.claim())
-                    when.append(Condition(COORDINATOR, None))
-                with answer_within(self._timeouts.heartbeat, f"node {self._node} arrives"):
-                    commit = await self._backend.commit(*writes, when=when)
-                mine = commit.entry(key)
-                if commit.won:
-                    self._record = commit.token
-                    self._take_own(writes, commit.token)
-                else:
-                    self._record = None if mine is None else mine.token
-                    self.view.apply(entry for entry in commit.entries if entry.key in self.view.names)
-                # One that lost may have got through before, though its answer did not.
-                if commit.won or (mine and mine.value == encode(record) and mine.session == self.session.id):
-                    self._arrived = True
-                    self._see_to_post()
-                    self._events.emit(EventKind.ARRIVED, head.round, record.arrival)
-                    return
-            if seen == (self._record, self.view.token(STATE), self.view.token(COORDINATOR)):
+            seen = (self._record, view.token(STATE), view.token(COORDINATOR))
+            if view.loaded and (founds or not self._stands(record)):
+                await self._put(record, founds)
+            if self._stands(record) and view.head is not None:
+                break
+            if seen == (self._record, view.token(STATE), view.token(COORDINATOR)):
                 self.check()
                 founds = await self._wait_for_founder() or founds
+        self._see_to_post()
+        self._events.emit(EventKind.ARRIVED, view.head.round, record.arrival)
+
+    def _stands(self, record: Node) -> bool:
+        """Tell whether this arrival's record was put."""
+        return self._arrival == record.arrival
+
+    async def _put(self, record: Node, founds: bool) -> None:
+        """Put the record, with all that must be written first; if somebody was faster, the view has the news."""
+        key, value = node_key(self._node), encode(record)
+        writes: list[Write] = [Put(key, value, self.session.id)]
+        when = [Condition(key, self._record)]
+        if founds or self.view.head is not None:
+            await self._add_head(writes, when)
+        if founds and self.view.entry(COORDINATOR) is None:
+            writes.append(self._coordinator.claim())
+            when.append(Condition(COORDINATOR, None))
+        with answer_within(self._timeouts.heartbeat, f"node {self._node} arrives"):
+            commit = await self._backend.commit(*writes, when=when)
+        if commit.won:
+            self._record, self._arrival = commit.token, record.arrival
+            if len(writes) > 1:
+                self._take_own(writes, commit.token)
+            return
+        mine = commit.entry(key)
+        self._record = None if mine is None else mine.token
+        # One that lost may have got through before, though its answer did not.
+        if mine is not None and mine.value == value and mine.session == self.session.id:
+            self._arrival = record.arrival
+        self.view.apply(entry for entry in commit.entries if entry.key in self.view.names)
 
     async def _wait_for_founder(self) -> bool:
         """Wait until something has changed; True if there is no run after a while, and this node must found it."""
@@ -226,8 +241,8 @@ class Membership:
             self._stop(RendezvousSessionError(f"node {self._node} has left"))
         await self._watch.aclose()
 
-    async def _head_for(self, writes: list[Write], when: list[Condition]) -> Head:
-        """Return the head to arrive under; if it must be written first, add that to the commit."""
+    async def _add_head(self, writes: list[Write], when: list[Condition]) -> None:
+        """Look at the head to arrive under; if it must be written first, add that to the commit."""
         head = self.view.head
         if head is not None and head.closed is not None:
             raise RendezvousClosedError(head.closed.reason, head.closed.by, run_id=self._backend.run_id)
@@ -237,10 +252,9 @@ class Membership:
             await self._check_alone(head)
             head = msgspec.structs.replace(head, settings=self._settings, phase=Phase.GATHERING, waiting=0, lost=0)
         else:
-            return head
+            return
         writes.append(Put(STATE, encode(head)))
         when.append(Condition(STATE, self.view.token(STATE)))
-        return head
 
     async def _check_alone(self, head: Head) -> None:
         with answer_within(self._timeouts.heartbeat, "read the roster"):
@@ -322,7 +336,7 @@ class Membership:
 
     def _see_to_post(self) -> None:
         """Have the coordinator at work from the first time that there is work for it; most nodes never need one."""
-        if self._arrived and not self._coordinates and self.error is None and self._coordinator.is_wanted:
+        if self._arrival is not None and not self._coordinates and self.error is None and self._coordinator.is_wanted:
             self._coordinates = True
             self._begin(self._coordinator.run)
 

@@ -95,7 +95,7 @@ class Listing(msgspec.Struct, frozen=True, array_like=True):
 
     def relative_to(self, prefix: str) -> Listing:
         """Return the same listing with ``prefix`` taken off every key."""
-        return Listing(tuple(entry.relative_to(prefix) for entry in self.entries), self.token, self.complete)
+        return Listing(tuple([entry.relative_to(prefix) for entry in self.entries]), self.token, self.complete)
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True):

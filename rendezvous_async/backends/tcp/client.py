@@ -183,7 +183,7 @@ class _TcpWatch(Watch):
         if self._error is not None:
             fail(self._error)
         elif self._news is not None:
-            self._hand_over(take)
+            self._hand_over(self._take_news(), take)
         if self._parked:
             self._parked = False
             self._channel.follow(self)
@@ -225,10 +225,10 @@ class _TcpWatch(Watch):
         self._unread = 0
         return Listing(entries, token, self._news_complete)
 
-    def _hand_over(self, take: Callable[[Listing], None]) -> None:
-        listing = self._settle(self._take_news())
-        if listing is not None:
-            take(listing.relative_to(self.prefix))
+    def _hand_over(self, listing: Listing, take: Callable[[Listing], None]) -> None:
+        settled = self._settle(listing)
+        if settled is not None:
+            take(settled.relative_to(self.prefix))
 
     # What the channel calls.
 
@@ -244,10 +244,11 @@ class _TcpWatch(Watch):
             return
         self._received = listing.token
         self._channel.saw(listing.token)
-        self._gather(listing)
         if self._take is not None:
-            self._hand_over(self._take)
-        elif self._unread > MAX_UNREAD:
+            self._hand_over(listing, self._take)
+            return
+        self._gather(listing)
+        if self._unread > MAX_UNREAD:
             self._park()
         elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
