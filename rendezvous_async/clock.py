@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
+from typing import NamedTuple
 
 import anyio
 
 from rendezvous_async.errors import RendezvousConnectionError
 
-__all__ = ["answer_within", "now"]
+__all__ = ["Patience", "answer_within", "now"]
 
 
 def now() -> float:
@@ -20,17 +21,27 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-class answer_within:
-    """Bound a call to the backend; no answer in time is a connection error: it may or may not have happened."""
+class Patience(NamedTuple):
+    """How long to wait for the backend's answer to a call, and what the call is for."""
 
-    __slots__ = ("_scope", "_seconds", "_what")
+    seconds: float
+    what: str
+
+    def error(self) -> RendezvousConnectionError:
+        """Return what to raise when no answer came: what was asked for may or may not have happened."""
+        return RendezvousConnectionError(f"{self.what}: the backend did not answer within {self.seconds:g} s")
+
+
+class answer_within:
+    """Bound any calls to the backend in a block; see ``Patience``."""
+
+    __slots__ = ("_patience", "_scope")
 
     def __init__(self, seconds: float, what: str) -> None:
-        self._seconds = seconds
-        self._what = what
+        self._patience = Patience(seconds, what)
 
     def __enter__(self) -> None:
-        self._scope = anyio.CancelScope(deadline=now() + self._seconds)
+        self._scope = anyio.CancelScope(deadline=now() + self._patience.seconds)
         self._scope.__enter__()
 
     def __exit__(
@@ -38,7 +49,5 @@ class answer_within:
     ) -> bool | None:
         swallow = self._scope.__exit__(kind, error, traceback)
         if self._scope.cancelled_caught:
-            raise RendezvousConnectionError(
-                f"{self._what}: the backend did not answer within {self._seconds:g} s"
-            ) from None
+            raise self._patience.error() from None
         return swallow

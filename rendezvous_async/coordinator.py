@@ -32,7 +32,7 @@ from rendezvous_async.backends.base import (
     Watch,
     Write,
 )
-from rendezvous_async.clock import answer_within
+from rendezvous_async.clock import Patience, answer_within
 from rendezvous_async.core.codec import decode, encode
 from rendezvous_async.core.rules import Form, Notes, Rewrite, Wait, step
 from rendezvous_async.core.state import (
@@ -171,8 +171,7 @@ class Coordinator:
     async def _call(self, what: str, *writes: Write, when: Sequence[Condition]) -> Commit:
         if clock.now() >= self._session.deadline:
             raise RendezvousConnectionError(f"{what}: this node's session is over by its own clock")
-        with answer_within(self._call_timeout, what):
-            return await self._backend.commit(*writes, when=when)
+        return await self._backend.commit(*writes, when=when, patience=Patience(self._call_timeout, what))
 
 
 class _StandDown(Exception):

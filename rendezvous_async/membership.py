@@ -22,7 +22,7 @@ import msgspec
 
 from rendezvous_async import clock
 from rendezvous_async.backends.base import Backend, Condition, Listing, Put, Session, Token, Watch, Write
-from rendezvous_async.clock import answer_within
+from rendezvous_async.clock import Patience, answer_within
 from rendezvous_async.coordinator import Coordinator
 from rendezvous_async.core.codec import encode
 from rendezvous_async.core.state import COORDINATOR, NODES, STATE, Head, Node, Phase, node_key
@@ -116,8 +116,7 @@ class Membership:
         view = View(node)
         watch = backend.watch(*view.names)  # First, so that both go out together.
         try:
-            with answer_within(timeouts.heartbeat, "open a session"):
-                session = await backend.open_session(ttl)
+            session = await backend.open_session_within(ttl, Patience(timeouts.heartbeat, "open a session"))
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await watch.aclose()
@@ -203,8 +202,8 @@ class Membership:
         if founds and self.view.entry(COORDINATOR) is None:
             writes.append(self._coordinator.claim())
             when.append(Condition(COORDINATOR, None))
-        with answer_within(self._timeouts.heartbeat, f"node {self._node} arrives"):
-            commit = await self._backend.commit(*writes, when=when)
+        patience = Patience(self._timeouts.heartbeat, f"node {self._node} arrives")
+        commit = await self._backend.commit(*writes, when=when, patience=patience)
         if commit.won:
             self._record, self._arrival = commit.token, record.arrival
             if len(writes) > 1:
@@ -311,8 +310,8 @@ class Membership:
                 raise RendezvousSessionError(self._out_by_clock())
             due = now + interval  # From the sending: no answer within the interval, and the next one follows at once.
             try:
-                with answer_within(min(self._timeouts.heartbeat, interval, session.deadline - now), "keep-alive"):
-                    await session.keep_alive()
+                seconds = min(self._timeouts.heartbeat, interval, session.deadline - now)
+                await session.keep_alive(Patience(seconds, "keep-alive"))
             except RendezvousConnectionError as error:
                 left = session.deadline - clock.now()
                 _log.warning("node %s: %s; out in %.1f s unless it comes back", self._node, error, left)

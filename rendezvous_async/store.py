@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 import anyio
 
 from rendezvous_async.backends.base import Backend, Commit, Condition, Delete, Entry, Listing, Put, Token, Write
-from rendezvous_async.clock import answer_within
+from rendezvous_async.clock import Patience, answer_within
 from rendezvous_async.core.state import round_key
 from rendezvous_async.errors import RendezvousFencedError, RendezvousTimeoutError
 from rendezvous_async.notice import Notice
@@ -222,8 +222,7 @@ class Store:
         """Write if the round is current and, with ``when``, if that holds too; only the latter may be lost."""
         self._check()
         conditions = [self._fence] if when is None else [self._fence, when]
-        with answer_within(self._call_timeout, "write"):
-            commit = await self._backend.commit(*writes, when=conditions)
+        commit = await self._backend.commit(*writes, when=conditions, patience=Patience(self._call_timeout, "write"))
         if not commit.won:
             self._check_fence(commit.entry(self._fence.key))
         return commit

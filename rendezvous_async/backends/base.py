@@ -30,6 +30,7 @@ import msgspec
 
 from rendezvous_async import clock
 from rendezvous_async.backends.names import check_key, check_name, name_size, subtrees_of
+from rendezvous_async.clock import Patience, answer_within
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousStateError
 from rendezvous_async.notice import Latch
 from rendezvous_async.settings import check_id, encode_segment
@@ -168,19 +169,23 @@ class Session(ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} ttl={self.ttl:g}{' lost' if self.lost.is_set() else ''}>"
 
-    async def keep_alive(self) -> None:
-        """Send one keep-alive and wait for its answer.
+    async def keep_alive(self, patience: Patience | None = None) -> None:
+        """Send one keep-alive and wait for its answer, at most as long as ``patience`` says.
 
         Raises:
             RendezvousSessionError: The backend has ended the session; ``lost`` is set.
             RendezvousConnectionError: No answer; the session may or may not be alive.
         """
         sent_at = clock.now()
-        await self._refresh()
+        await (self._refresh() if patience is None else self._refresh_within(patience))
         self.deadline = max(self.deadline, sent_at + OUT_AFTER * self.ttl)
 
     @abstractmethod
     async def _refresh(self) -> None: ...
+
+    async def _refresh_within(self, patience: Patience) -> None:
+        with answer_within(*patience):
+            await self._refresh()
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -301,7 +306,7 @@ class Backend(ABC):
         """Return the entries under a subtree (``"nodes/"``), or the one at a key; ``""`` is the whole run."""
         return (await self._list(self.prefix + check_name(name))).relative_to(self.prefix)
 
-    async def commit(self, *writes: Write, when: Iterable[Condition] = ()) -> Commit:
+    async def commit(self, *writes: Write, when: Iterable[Condition] = (), patience: Patience | None = None) -> Commit:
         """Do all ``writes`` at once if every condition of ``when`` holds, else none.
 
         A commit writes a key at most once: two puts of one key, or a put under a name that it deletes, are an error.
@@ -314,7 +319,10 @@ class Backend(ABC):
         conditions = tuple([Condition(self.prefix + check_key(c.key), c.token) for c in when])
         absolute = tuple([self._absolute(write) for write in writes])
         self._check_size(absolute, conditions)
-        commit = await self._commit(absolute, conditions)
+        if patience is None:
+            commit = await self._commit(absolute, conditions)
+        else:
+            commit = await self._commit_within(absolute, conditions, patience)
         if not commit.entries:
             return commit
         return Commit(commit.won, commit.token, tuple(entry.relative_to(self.prefix) for entry in commit.entries))
@@ -330,6 +338,11 @@ class Backend(ABC):
     @abstractmethod
     async def open_session(self, ttl: float) -> Session:
         """Open a session that the backend ends ``ttl`` seconds after its last keep-alive (or a little later)."""
+
+    async def open_session_within(self, ttl: float, patience: Patience) -> Session:
+        """Open a session as ``open_session`` does, and wait for it at most as long as ``patience`` says."""
+        with answer_within(*patience):
+            return await self.open_session(ttl)
 
     @abstractmethod
     async def end_session(self, session: str) -> None:
@@ -405,6 +418,12 @@ class Backend(ABC):
 
     @abstractmethod
     async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit: ...
+
+    async def _commit_within(
+        self, writes: tuple[Write, ...], when: tuple[Condition, ...], patience: Patience
+    ) -> Commit:
+        with answer_within(*patience):
+            return await self._commit(writes, when)
 
     @abstractmethod
     def _watch(self, names: tuple[str, ...], after: Token | None) -> Watch: ...

@@ -29,6 +29,7 @@ from rendezvous_async.backends.tcp import wire
 from rendezvous_async.backends.tcp.auth import Secret, new_nonce
 from rendezvous_async.backends.tcp.dialing import Backoff, Dialer, DialError
 from rendezvous_async.backends.tcp.link import Link, RefusedError
+from rendezvous_async.clock import Patience
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousError, RendezvousSessionError
 
 __all__ = ["Channel", "Follower"]
@@ -164,11 +165,11 @@ class Channel:
         self._last_id += 1
         return self._last_id
 
-    async def call(self, id: int, request: wire.Request) -> wire.Answer:
+    async def call(self, id: int, request: wire.Request, patience: Patience | None = None) -> wire.Answer:
         """Send a request and return its answer, however many connections that takes.
 
         Raises:
-            RendezvousConnectionError: The server refused us for good, or the channel was closed.
+            RendezvousConnectionError: The server refused us for good, the channel was closed, or patience is at an end.
         """
         self._check_open()
         future: asyncio.Future[wire.Answer] = self._loop.create_future()
@@ -180,10 +181,14 @@ class Channel:
                 self.link.send(request)
         if self._timer is None:
             self._set_timer()
+        # Not a cancel scope, which costs as much as all the rest of this.
+        timer = None if patience is None else self._loop.call_later(patience.seconds, _give_up, future, patience)
         try:
             return await future
         finally:
             self._calls.pop(id, None)
+            if timer is not None:
+                timer.cancel()
 
     def begin_commit(self) -> tuple[int, int]:
         """Return the number of a new commit, and up to which number all are settled."""
@@ -390,6 +395,11 @@ class Channel:
                 self._errand(wire.Ping(self.next_id()), lambda _: None)
         if self._calls or self._sessions or self._follow_ids:
             self._set_timer()
+
+
+def _give_up(future: asyncio.Future[wire.Answer], patience: Patience) -> None:
+    if not future.done():
+        future.set_exception(patience.error())
 
 
 def error_of(failed: wire.Failed) -> Exception:

@@ -25,6 +25,7 @@ from rendezvous_async.backends.base import (
 from rendezvous_async.backends.tcp import wire
 from rendezvous_async.backends.tcp.channel import Channel, error_of
 from rendezvous_async.backends.tcp.hosting import Host
+from rendezvous_async.clock import Patience
 from rendezvous_async.errors import RendezvousSessionError
 
 __all__ = ["TcpBackend"]
@@ -77,9 +78,15 @@ class TcpBackend(Backend):
         return self.host is not None and self.host.server is not None
 
     async def open_session(self, ttl: float) -> Session:
+        return await self._open_session(ttl)
+
+    async def open_session_within(self, ttl: float, patience: Patience) -> Session:
+        return await self._open_session(ttl, patience)
+
+    async def _open_session(self, ttl: float, patience: Patience | None = None) -> Session:
         sent_at = clock.now()
         id = self._channel.next_id()
-        opened = await self._call(id, wire.OpenSession(id, ttl), wire.Opened)
+        opened = await self._call(id, wire.OpenSession(id, ttl), wire.Opened, patience)
         session = _TcpSession(opened.session, opened.ttl, sent_at, self)
         self._channel.keep_session(session)
         return session
@@ -108,22 +115,30 @@ class TcpBackend(Backend):
         self._channel.saw(listed.listing.token)
         return listed.listing
 
-    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
+    async def _commit(
+        self, writes: tuple[Write, ...], when: tuple[Condition, ...], patience: Patience | None = None
+    ) -> Commit:
         channel = self._channel
         id = channel.next_id()
         number, settled = channel.begin_commit()
         try:
-            committed = await self._call(id, wire.Transact(id, number, settled, writes, when), wire.Committed)
+            request = wire.Transact(id, number, settled, writes, when)
+            committed = await self._call(id, request, wire.Committed, patience)
         finally:
             channel.end_commit(number)
         channel.saw(committed.commit.token)
         return committed.commit
 
+    async def _commit_within(
+        self, writes: tuple[Write, ...], when: tuple[Condition, ...], patience: Patience
+    ) -> Commit:
+        return await self._commit(writes, when, patience)
+
     def _watch(self, names: tuple[str, ...], after: Token | None) -> Watch:
         return _TcpWatch(self._channel, names, after)
 
-    async def _call(self, id: int, request: wire.Request, kind: type[A]) -> A:
-        answer = await self._channel.call(id, request)
+    async def _call(self, id: int, request: wire.Request, kind: type[A], patience: Patience | None = None) -> A:
+        answer = await self._channel.call(id, request, patience)
         if isinstance(answer, kind):
             return answer
         assert isinstance(answer, wire.Failed), f"{request} was answered with {answer}"
@@ -135,15 +150,18 @@ class _TcpSession(Session):
         super().__init__(id, ttl, sent_at)
         self._backend = backend
 
-    async def _refresh(self) -> None:
+    async def _refresh(self, patience: Patience | None = None) -> None:
         channel = self._backend._channel
         id = channel.next_id()
         try:
-            await self._backend._call(id, wire.KeepAlive(id, self.id), wire.Done)
+            await self._backend._call(id, wire.KeepAlive(id, self.id), wire.Done, patience)
         except RendezvousSessionError:
             channel.drop_session(self)
             self.lost.set()
             raise
+
+    async def _refresh_within(self, patience: Patience) -> None:
+        await self._refresh(patience)
 
     async def aclose(self) -> None:
         self._backend._channel.drop_session(self)
