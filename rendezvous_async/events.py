@@ -67,15 +67,16 @@ class Events:
 
     def emit(self, kind: EventKind, round: int = 0, detail: str = "") -> None:
         """Tell all readers."""
+        if not self._listeners and not self._readers:
+            return
         event = Event(kind, clock.now(), round, detail)
         for listener in self._listeners:
             try:
                 listener(event)
             except Exception:  # It may run in the middle of a backend's work, which must go on.
                 _log.exception("a listener failed on %s", event)
-        if self._readers:
-            for reader in self._readers:
-                reader.take(event)
+        for reader in self._readers:
+            reader.take(event)
 
     def end(self) -> None:
         """Let every reader end once it has read what there is."""

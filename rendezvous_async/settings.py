@@ -25,6 +25,8 @@ _PATH_SCHEMES = frozenset({"file", "memory"})
 
 def check_seconds(name: str, value: object) -> float:
     """Return ``value`` as a finite, positive number of seconds."""
+    if type(value) is float and 0 < value < math.inf:
+        return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{name} must be a number of seconds, not {value!r}")
     try:

@@ -106,8 +106,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "core/codec.py",
-        "    if data[0] != FORMAT or data[1] != _KINDS[kind]:",
-        "    if data[0] != FORMAT:",
+        " or data[0] != FORMAT or data[1] != _KINDS[kind]:",
+        " or data[0] != FORMAT:",
         "one kind of record is read as another",
         "tests/core/test_codec.py::test_a_record_of_another_kind_is_a_state_error",
     ),

@@ -44,20 +44,25 @@ def decode(kind: type[R], data: bytes | None, key: str = "") -> R:
     Raises:
         RendezvousStateError: ``data`` is anything else.
     """
-    where = f"the record at {key!r}" if key else f"a {kind.__name__} record"
-    if data is None or len(data) < 2:
-        raise RendezvousStateError(f"{where} is cut short: {data!r}")
-    if len(data) > MAX_RECORD:
-        raise RendezvousStateError(f"{where} has {len(data)} bytes, more than the {MAX_RECORD} that any of ours has")
-    if data[0] > FORMAT and data[1] == _KINDS[kind]:
-        raise RendezvousStateError(
-            f"{where} was written by a newer rendezvous_async (format {data[0]}, this one reads {FORMAT}); "
-            "upgrade this node"
-        )
-    if data[0] != FORMAT or data[1] != _KINDS[kind]:
-        raise RendezvousStateError(f"{where} is not a {kind.__name__} record of rendezvous_async: {data[:16]!r}")
+    if data is None or not 2 <= len(data) <= MAX_RECORD or data[0] != FORMAT or data[1] != _KINDS[kind]:
+        raise RendezvousStateError(f"{_place(kind, key)} {_complaint(kind, data)}")
     try:
         record: R = _DECODERS[kind].decode(memoryview(data)[2:])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RendezvousStateError(f"{where} is damaged: {error}") from error
+        raise RendezvousStateError(f"{_place(kind, key)} is damaged: {error}") from error
     return record
+
+
+def _place(kind: type, key: str) -> str:
+    return f"the record at {key!r}" if key else f"a {kind.__name__} record"
+
+
+def _complaint(kind: type, data: bytes | None) -> str:
+    """Say what is wrong with data that is no record of this kind at first sight."""
+    if data is None or len(data) < 2:
+        return f"is cut short: {data!r}"
+    if len(data) > MAX_RECORD:
+        return f"has {len(data)} bytes, more than the {MAX_RECORD} that any of ours has"
+    if data[0] > FORMAT and data[1] == _KINDS[kind]:
+        return f"was written by a newer rendezvous_async (format {data[0]}, this one reads {FORMAT}); upgrade this node"
+    return f"is not a {kind.__name__} record of rendezvous_async: {data[:16]!r}"

@@ -173,7 +173,8 @@ class Channel:
         """
         self._check_open()
         future: asyncio.Future[wire.Answer] = self._loop.create_future()
-        self._calls[id] = _Call(future, request, self._loop.time())
+        now = self._loop.time()
+        self._calls[id] = _Call(future, request, now)
         if self.link is not None:
             if len(self._calls) == 1:
                 self.link.send_now(request)
@@ -182,7 +183,7 @@ class Channel:
         if self._timer is None:
             self._set_timer()
         # Not a cancel scope, which costs as much as all the rest of this.
-        timer = None if patience is None else self._loop.call_later(patience.seconds, _give_up, future, patience)
+        timer = None if patience is None else self._loop.call_at(now + patience.seconds, _give_up, future, patience)
         try:
             return await future
         finally:
