@@ -17,6 +17,7 @@ from pytest import MonkeyPatch
 from rendezvous_async import coordinator, handler, membership, world
 from rendezvous_async.backends.base import OUT_AFTER, Commit, Condition, Listing, Session, Write
 from rendezvous_async.backends.table import Table
+from rendezvous_async.clock import Patience
 from rendezvous_async.control import close_run
 from rendezvous_async.core import ranks, rules
 from rendezvous_async.core.ranks import Candidate
@@ -99,9 +100,9 @@ def leaving_closes_for_all(patch: MonkeyPatch) -> None:
 def a_clock_that_is_an_hour_off(patch: MonkeyPatch) -> None:
     """The deadline is taken from another clock than the one it is compared with."""
 
-    async def broken(self: Session) -> None:
+    async def broken(self: Session, patience: Patience) -> None:
         sent_at = anyio.current_time()
-        await self._refresh()
+        await self._refresh_within(patience)
         self.deadline = sent_at + 3600 + OUT_AFTER * self.ttl
 
     patch.setattr(Session, "keep_alive", broken)
