@@ -65,7 +65,7 @@ class Owner:
         self._pending: list[anyio.Event] = []
         self._started = anyio.Event()
         self._stop = anyio.Event()
-        self._opening = anyio.Lock()
+        self._opening = anyio.Lock(fast_acquire=True)
         self._task = asyncio.create_task(self._own(), name=name)  # noqa: TID251 - this is the owner
 
     def __repr__(self) -> str:

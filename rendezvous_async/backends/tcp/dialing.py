@@ -142,7 +142,6 @@ class Dialer:
             link.abort()
             sock.close()
             raise
-        link.welcomed.result()
         return link
 
     async def _shake_hands(self, sock: socket.socket, link: Link) -> None:
@@ -154,7 +153,7 @@ class Dialer:
                     await loop.create_connection(lambda: link, sock=sock)
                 else:
                     await loop.create_connection(lambda: link, sock=sock, ssl=self._tls, server_hostname=self.host)
-                await asyncio.wait((link.welcomed,))
+                await link.welcomed
         except TimeoutError:
             self._patience = min(2 * self._patience, LONGEST_ATTEMPT)
             raise
