@@ -12,6 +12,7 @@
 A map of the package, from the inside out; imports go only this way:
 
 * ``errors``, ``settings``: what can go wrong, what can be set
+* ``clock``, ``notice``: what time it is, and how to wait
 * ``core``: what to do, as pure values and functions (records, rules of a round, ranks, diagnosis)
 * ``backends``: where state lives (memory, tcp, etcd, file), as bytes behind fencing tokens
 * ``addresses``: how others reach this machine

@@ -121,9 +121,7 @@ async def purge_run(backend: Backend) -> bool:
     """Remove every key of a closed run; False if nodes are still here or the run is not closed."""
     state = await backend.get(STATE)
     head = read_head(state)
-    if state is None:
-        return (await backend.commit(Delete(""), when=[Condition(STATE, None)])).won
-    if head is None or head.closed is None or (await backend.list(NODES)).entries:
+    if (head is not None and head.closed is None) or (await backend.list(NODES)).entries:
         return False
-    commit = await backend.commit(Delete(""), when=[Condition(STATE, state.token)])
+    commit = await backend.commit(Delete(""), when=[Condition(STATE, None if state is None else state.token)])
     return commit.won

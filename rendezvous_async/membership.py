@@ -178,7 +178,7 @@ class Membership:
         while True:
             self.check()
             seen = (self._record, view.token(STATE), view.token(COORDINATOR))
-            if view.loaded and (founds or not self._stands(record)):
+            if view.loaded and (not self._stands(record) or (founds and view.head is None)):
                 await self._put(record, founds)
             if self._stands(record) and view.head is not None:
                 break
@@ -212,8 +212,8 @@ class Membership:
         mine = commit.entry(key)
         self._record = None if mine is None else mine.token
         # One that lost may have got through before, though its answer did not.
-        if mine is not None and mine.value == value and mine.session == self.session.id:
-            self._arrival = record.arrival
+        stands = mine is not None and mine.value == value and mine.session == self.session.id
+        self._arrival = record.arrival if stands else None
         self.view.apply(entry for entry in commit.entries if entry.key in self.view.names)
 
     async def _wait_for_founder(self) -> bool:
@@ -285,6 +285,12 @@ class Membership:
                     await task()
                 except Exception as error:
                     self._fail_by(error)
+                except asyncio.CancelledError:
+                    current = asyncio.current_task()
+                    if scope.cancel_called or current is None or current.cancelling():
+                        raise
+                    # Nobody has cancelled this task: the error is a call's, and must not end the owner.
+                    self.fail(RendezvousSessionError(f"node {self._node}: a call in the background was cancelled"))
                 finally:
                     del self._scopes[scope]
 

@@ -78,8 +78,8 @@ class Owner:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it was told to stop."""
-        return self._stop.is_set()
+        """Whether it was told to stop, or has ended by itself."""
+        return self._stop.is_set() or self._is_over
 
     async def started(self) -> None:
         """Wait until tasks can be started."""

@@ -200,13 +200,13 @@ class Meeting:
     ) -> Rendezvous:
         """Return a node that has not entered yet; two with one name are two processes with one id."""
         self._made += 1
+        defaults: dict[str, Any] = {"address": f"{name}.example", "rng": random.Random(f"{name} {self._made}")}
         rendezvous = rdzv.connect(
             run_id=RUN,
             nodes=nodes,
             node=name,
             backend=self.backend() if backend is None else backend,
-            rng=random.Random(f"{name} {self._made}"),
-            **{"address": f"{name}.example"} | options,
+            **defaults | options,
         )
         self._all.append(rendezvous)
         return rendezvous

@@ -150,8 +150,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "membership.py",
-        "if mine is not None and mine.value == value and mine.session == self.session.id:",
-        "if False:",
+        "stands = mine is not None and mine.value == value and mine.session == self.session.id",
+        "stands = False",
         "an arrival whose answer was lost is never noticed, or made twice",
         "tests/test_handler.py::test_an_arrival_whose_answer_is_lost_is_not_repeated",
     ),

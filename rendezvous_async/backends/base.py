@@ -310,6 +310,7 @@ class Backend(ABC):
         """Do all ``writes`` at once if every condition of ``when`` holds, else none.
 
         A commit writes a key at most once: two puts of one key, or a put under a name that it deletes, are an error.
+        Without ``patience`` it waits as long as the backend does.
 
         Raises:
             RendezvousSessionError: A put names a session that has ended; nothing was written.

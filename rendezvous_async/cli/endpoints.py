@@ -159,6 +159,6 @@ def known_run(status: Status, options: Namespace) -> Status:
     Raises:
         Failure: Nobody has.
     """
-    if status.settings is None:
+    if status.settings is None and not status.here:
         raise Failure(Exit.NOT_FOUND, f"nobody has joined a run {status.run_id!r} at {shown(options)}")
     return status

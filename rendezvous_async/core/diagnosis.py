@@ -60,7 +60,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         run_id: Which run.
-        settings: What it was started with; None if nobody has joined yet.
+        settings: What it was started with; None if nobody has founded it yet.
         round: The last round that formed; 0 if none has.
         phase: ``gathering`` or ``formed``.
         here: Every live node, members by rank, then the others as they came.
@@ -97,7 +97,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     def _headline(self) -> str:
         if self.settings is None:
-            return "nobody has joined yet"
+            return "one of the nodes here is about to found it" if self.here else "nobody has joined yet"
         if self.closed is not None:
             return f"closed by {self.closed.by or 'an unnamed node'}: {self.closed.reason or 'no reason given'}"
         if self.phase is Phase.FORMED:
@@ -160,7 +160,9 @@ def diagnose(
         coordinator: Who holds the post.
     """
     if head is None:
-        return Status(run_id=run_id, coordinator=coordinator)
+        early = sorted(records, key=lambda record: record[2])
+        here = tuple(Present(node, Role.WAITING, None, record.address) for node, record, _ in early)
+        return Status(run_id=run_id, here=here, coordinator=coordinator)
     tally = tally_of(head, seats, records)
     held = bool(tally.holding)
     places = head.settings.max_nodes - (tally.live_members if held else 0)

@@ -39,8 +39,8 @@ A = TypeVar("A", bound=wire.Answer)
 class TcpBackend(Backend):
     """One run's view of a TCP server.
 
-    A call waits until it is answered, also while there is no connection: give it a deadline by a cancel scope. It
-    fails by itself only when the server refuses this client for good.
+    A call waits until it is answered, also while there is no connection: give it a deadline, by ``patience`` or by a
+    cancel scope. It fails by itself only when the server refuses this client for good.
 
     Args:
         channel: The connection, started.
