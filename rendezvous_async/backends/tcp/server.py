@@ -97,6 +97,7 @@ class TcpServer:
         self._no_expiry_before = 0.0
         self._listeners: list[asyncio.Server] = []
         self._sessions_ended = anyio.Event()
+        self._stopped = False
         self._closed = False
         self._set_timer()
 
@@ -123,13 +124,9 @@ class TcpServer:
             self._listeners.append(listener)
 
     async def aclose(self) -> None:
-        """Stop serving; with a log, everything that was done is on disk afterwards."""
+        """Stop serving; with a log, everything that was done is on disk afterwards. Closing twice is no error."""
         self._closed = True
-        for listener in self._listeners:
-            listener.close()
-        for timer in (self._timer, self._pushing):
-            if timer is not None:
-                timer.cancel()
+        self._stop()
         for connection in tuple(self._connections):
             connection.refuse(wire.REFUSED_CLOSING, "the server is closing")
         if self.journal is not None:
@@ -138,6 +135,15 @@ class TcpServer:
             connection.abort()
         # The transports close in the next turn; then nothing of ours is left in the loop.
         await anyio.lowlevel.checkpoint()
+
+    def _stop(self) -> None:
+        """Give the addresses back, and let nothing happen by itself any more."""
+        self._stopped = True
+        for listener in self._listeners:
+            listener.close()
+        for timer in (self._timer, self._pushing):
+            if timer is not None:
+                timer.cancel()
 
     async def without_sessions(self) -> None:
         """Wait until no session is open."""
@@ -194,7 +200,7 @@ class TcpServer:
             del self._clients[client]
             self._gone[client] = now
             self._forget_old(now)
-        if not self._closed:
+        if not self._stopped:
             self._set_timer()
 
     def forget(self, connection: Connection) -> None:
@@ -319,8 +325,13 @@ class TcpServer:
         self._set_timer()
 
     def _fail(self, error: Exception) -> None:
-        """The disk has failed: what the table holds is not what a restart would find. Nothing more is served."""
+        """The disk has failed: what the table holds is not what a restart would find. Nothing more is served.
+
+        The addresses are free at once, for whoever starts again from what the disk holds; the log is let go of by
+        ``aclose``.
+        """
         self.failure = error
+        self._stop()
         logger.error("the server at %s stops: %s", self.endpoint, error)
         for connection in tuple(self._connections):
             connection.refuse(wire.REFUSED_STORAGE, f"the server's log failed: {error}")
