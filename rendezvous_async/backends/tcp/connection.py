@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Connection"]
 
-MAX_REVISION: Final = 2**53
+MAX_REVISION: Final = 2**63 - 1
+"""No client of ours has seen more: what hellos may claim ends far below; see ``server``."""
 _SLOW_READER: Final = 64 * 1024
 _LAST_WORDS: Final = 1.0
 
@@ -43,6 +44,7 @@ class Connection(SharedBufferProtocol):
         "_handshake",
         "_held",
         "_hello",
+        "_lent",
         "_out",
         "_reading",
         "_transport",
@@ -66,6 +68,7 @@ class Connection(SharedBufferProtocol):
         self._out = bytearray()
         self._held = 0
         self._credit = server.limits.in_flight
+        self._lent = 0
         self._writable = True
         self._reading = True
         self._closing = False
@@ -108,8 +111,8 @@ class Connection(SharedBufferProtocol):
     def resume_writing(self) -> None:
         self._writable = True
         if not self._closing:
-            self.push()
             self._work()
+            self.push()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._closing = True
@@ -225,18 +228,23 @@ class Connection(SharedBufferProtocol):
     def take_unsent(self) -> bytearray:
         out, self._out = self._out, bytearray()
         self._held = len(out)
+        # What was taken before is released already: all requests that count as in flight are answered in this.
+        self._lent = self.server.limits.in_flight - self._credit
         return out
 
     def release(self, data: bytearray) -> None:
         self._held = 0
+        self._credit += self._lent
+        self._lent = 0
         if self._transport is None or self._closing:
             return
         if data:
             self._transport.write(data)
-        if self._dirty:
-            self.push()
+        # Requests before news: there may be news in every batch, and a peer that waits for its answer all the while.
         if not self._reading:
             self._work()
+        if self._dirty:
+            self.push()
 
     # Requests.
 

@@ -23,7 +23,7 @@ import anyio
 from rendezvous_async import clock
 from rendezvous_async.backends.base import Commit, Condition, Write
 from rendezvous_async.backends.fanout import Fanout
-from rendezvous_async.backends.frames import Committed, Ended, Opened
+from rendezvous_async.backends.frames import Committed, Ended, Forgotten, Opened
 from rendezvous_async.backends.log import Log
 from rendezvous_async.backends.table import CommitId, Table
 from rendezvous_async.backends.tcp import wire
@@ -47,6 +47,14 @@ DISCONNECT_GRACE = 1.0
 REMEMBER_CLIENT = 600.0
 """Seconds for which the answers of a client that is gone are kept, should it ask again."""
 REMEMBERED_CLIENTS = 65_536
+CLAIM = 2**62
+SCOPED_CLAIM = 2**48
+"""Up to which revision a server without a log believes a hello. No history gets there by commits.
+
+A lie lifts the counter to here and no further, and the honest soon have seen more. They are let in again, since
+``MAX_REVISION`` is as far above as no history gets either. The next server believes them only as far as here; so a
+client whose secret opens some runs only is believed less, and those who have the whole secret make up for its lies.
+"""
 ACCEPT_AT_ONCE = 64
 _STALL = 0.25
 """A timer that comes so much late means that this loop stood still: the peers' keep-alives wait to be read."""
@@ -89,6 +97,7 @@ class TcpServer:
         now = clock.now()
         answers = self.table.snapshot().answers if log is not None else {}
         self._gone: OrderedDict[str, float] = OrderedDict.fromkeys(answers, now)
+        self._logged = set(answers)
         self._owners: dict[str, Connection] = {}
         self._settled = self.table.token
         self._touched: dict[Connection, None] = {}
@@ -180,7 +189,7 @@ class TcpServer:
         self._clients[client] = connection
         connection.client, connection.scope = client, hello.scope
         if self.journal is None:
-            self.table.raise_revision(hello.revision)
+            self.table.raise_revision(min(hello.revision, SCOPED_CLAIM if hello.scope else CLAIM))
         return True
 
     def part(self, connection: Connection) -> None:
@@ -199,8 +208,8 @@ class TcpServer:
         if client is not None and self._clients.get(client) is connection:
             del self._clients[client]
             self._gone[client] = now
-            self._forget_old(now)
         if not self._stopped:
+            self._forget_old(now)
             self._set_timer()
 
     def forget(self, connection: Connection) -> None:
@@ -209,7 +218,7 @@ class TcpServer:
         if client is not None and self._clients.get(client) is connection:
             del self._clients[client]
             del self._numbers[client]
-            self.table.forget(client)
+            self._forget(client)
 
     def _forget_old(self, now: float) -> None:
         while self._gone:
@@ -218,7 +227,14 @@ class TcpServer:
                 break
             del self._gone[client]
             self._numbers.pop(client, None)
-            self.table.forget(client)
+            self._forget(client)
+
+    def _forget(self, client: str) -> None:
+        """Drop the answers of a client; also in the log, or a replay would remember more than was remembered here."""
+        self.table.forget(client)
+        if self.journal is not None and client in self._logged:
+            self._logged.discard(client)
+            self.journal.record(Forgotten(client))
 
     # What connections ask for; whatever changes the table goes through here, and into the log.
 
@@ -226,8 +242,10 @@ class TcpServer:
         """Commit to the table."""
         before = self.table.revision
         commit = self.table.commit(writes, when, id)
-        if self.journal is not None and commit.won and self.table.revision > before:
-            self.journal.record(Committed(tuple(writes), (), id))
+        if self.journal is not None and commit.won:
+            self._logged.add(id.client)
+            if self.table.revision > before:
+                self.journal.record(Committed(tuple(writes), (), id))
         return commit
 
     def open_session(self, connection: Connection, ttl: float) -> str:
