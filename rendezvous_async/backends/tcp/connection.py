@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from rendezvous_async.backends.base import Token
 from rendezvous_async.backends.tcp import wire
@@ -32,7 +32,12 @@ _LAST_WORDS: Final = 1.0
 
 
 class Connection(SharedBufferProtocol):
-    """One peer of a ``TcpServer``."""
+    """One peer of a ``TcpServer``.
+
+    Args:
+        server: Whose peer it is.
+        since: When its handshake began, if not with this object.
+    """
 
     __slots__ = (
         "_again",
@@ -47,21 +52,24 @@ class Connection(SharedBufferProtocol):
         "_lent",
         "_out",
         "_reading",
+        "_since",
         "_transport",
         "_writable",
         "client",
         "scope",
         "server",
         "sessions",
+        "watched",
         "watchers",
     )
 
-    def __init__(self, server: TcpServer) -> None:
+    def __init__(self, server: TcpServer, since: float | None = None) -> None:
         self.server = server
         self.client: str | None = None
         self.scope = ""
         self.sessions: set[str] = set()
         self.watchers: dict[int, Watcher] = {}
+        self.watched = 0
         self._dirty: list[Watcher] = []
         self._transport: asyncio.Transport | None = None
         self._frames = wire.FrameDecoder(min(wire.HANDSHAKE_FRAME, server.limits.frame))
@@ -74,6 +82,7 @@ class Connection(SharedBufferProtocol):
         self._closing = False
         self._hello: tuple[wire.Hello, bytes] | None = None
         self._challenge = b""
+        self._since = since
         self._handshake: asyncio.TimerHandle | None = None
         self._again: asyncio.Handle | None = None
 
@@ -84,20 +93,19 @@ class Connection(SharedBufferProtocol):
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's are no instances of it
         self._transport = transport
         transport.set_write_buffer_limits(high=_SLOW_READER)
-        limits = self.server.limits
-        if not self.server.admit(self):
-            most = limits.connections_now
-            hint = " (its limit of open files allows no more)" if most < limits.connections else ""
-            self.refuse(wire.REFUSED_LIMIT, f"the server has its {most} connections{hint}; try again later")
+        refused = self.server.admit(self)
+        if refused is not None:
+            self.refuse(refused.code, refused.message)
             return
         sock = transport.get_extra_info("socket")
         if sock is not None:
             watch_for_dead_peer(sock)
         loop = asyncio.get_running_loop()
-        self._handshake = loop.call_later(limits.handshake, self._too_late)
+        since = loop.time() if self._since is None else self._since
+        self._handshake = loop.call_at(since + self.server.limits.handshake, self._too_late)
 
     def data_received(self, data: bytes) -> None:
         if self._closing:

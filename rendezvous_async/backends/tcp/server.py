@@ -30,8 +30,9 @@ from rendezvous_async.backends.tcp import wire
 from rendezvous_async.backends.tcp.addresses import BACKLOG
 from rendezvous_async.backends.tcp.auth import Secret
 from rendezvous_async.backends.tcp.connection import Connection
+from rendezvous_async.backends.tcp.door import TlsDoor
 from rendezvous_async.backends.tcp.journal import Journal
-from rendezvous_async.backends.tcp.limits import Limits
+from rendezvous_async.backends.tcp.limits import OTHER_FILES, Limits
 from rendezvous_async.backends.tcp.requests import Watcher
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ A lie lifts the counter to here and no further, and the honest soon have seen mo
 client whose secret opens some runs only is believed less, and those who have the whole secret make up for its lies.
 """
 ACCEPT_AT_ONCE = 64
+TURNED_AWAY_AT_ONCE = OTHER_FILES // 2
 _STALL = 0.25
 """A timer that comes so much late means that this loop stood still: the peers' keep-alives wait to be read."""
 
@@ -91,7 +93,8 @@ class TcpServer:
         """Called with the keys that have changed, as soon as some have; must not raise."""
         self.failed = anyio.Event()
         self.failure: Exception | None = None
-        self._connections: set[Connection] = set()
+        self._connections: set[Connection | TlsDoor] = set()
+        self._turned_away: set[Connection | TlsDoor] = set()
         self._clients: dict[str, Connection] = {}
         self._numbers: dict[str, int] = {}
         now = clock.now()
@@ -115,7 +118,7 @@ class TcpServer:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """How many are open, also those whose handshake is under way; without those that are being refused."""
         return len(self._connections)
 
     async def start(self, sockets: Iterable[socket.socket], tls: ssl.SSLContext | None = None) -> None:
@@ -123,11 +126,7 @@ class TcpServer:
         loop = asyncio.get_running_loop()
         for sock in sockets:
             listener = await loop.create_server(
-                lambda: Connection(self),
-                sock=sock,
-                ssl=tls,
-                ssl_handshake_timeout=None if tls is None else self.limits.handshake,
-                backlog=ACCEPT_AT_ONCE,
+                lambda: Connection(self) if tls is None else TlsDoor(self, tls), sock=sock, backlog=ACCEPT_AT_ONCE
             )
             sock.listen(BACKLOG)  # asyncio has one number for the queue and for how many to accept in one turn
             self._listeners.append(listener)
@@ -136,12 +135,16 @@ class TcpServer:
         """Stop serving; with a log, everything that was done is on disk afterwards. Closing twice is no error."""
         self._closed = True
         self._stop()
-        for connection in tuple(self._connections):
-            connection.refuse(wire.REFUSED_CLOSING, "the server is closing")
+        for peer in tuple(self._connections):
+            peer.refuse(wire.REFUSED_CLOSING, "the server is closing")
         if self.journal is not None:
             await self.journal.aclose()
-        for connection in tuple(self._connections):
-            connection.abort()
+        peers = [*self._connections, *self._turned_away]
+        for peer in peers:
+            peer.abort()
+        handshakes = [peer.task for peer in peers if isinstance(peer, TlsDoor) and peer.task is not None]
+        if handshakes:
+            await asyncio.wait(handshakes)
         # The transports close in the next turn; then nothing of ours is left in the loop.
         await anyio.lowlevel.checkpoint()
 
@@ -162,12 +165,27 @@ class TcpServer:
 
     # Connections
 
-    def admit(self, connection: Connection) -> bool:
-        """Take in a connection, if there is a place for it."""
-        if len(self._connections) >= self.limits.connections_now or self._closed:
-            return False
-        self._connections.add(connection)
-        return True
+    def admit(self, peer: Connection | TlsDoor) -> wire.Refused | None:
+        """Take in a peer, or return why not; where many are being told so already it is cut off without a word."""
+        most = self.limits.connections_now
+        if self._closed:
+            refused = wire.Refused(wire.REFUSED_CLOSING, "the server is closing")
+        elif len(self._connections) >= most:
+            hint = " (its limit of open files allows no more)" if most < self.limits.connections else ""
+            refused = wire.Refused(wire.REFUSED_LIMIT, f"the server has its {most} connections{hint}; try again later")
+        else:
+            self._connections.add(peer)
+            return None
+        if len(self._turned_away) < TURNED_AWAY_AT_ONCE:
+            self._turned_away.add(peer)
+        else:
+            peer.abort()
+        return refused
+
+    def leave(self, peer: Connection | TlsDoor) -> None:
+        """Let another have a peer's place."""
+        self._connections.discard(peer)
+        self._turned_away.discard(peer)
 
     def welcome(self, connection: Connection, hello: wire.Hello) -> bool:
         """Make a connection that of its client; False if the client has a newer one.
@@ -194,7 +212,7 @@ class TcpServer:
 
     def part(self, connection: Connection) -> None:
         """Let go of a connection that is closed; its sessions are suspect."""
-        self._connections.discard(connection)
+        self.leave(connection)
         for watcher in connection.watchers.values():
             self.fanout.remove(watcher.names, watcher)
         connection.watchers.clear()
@@ -351,7 +369,7 @@ class TcpServer:
         self.failure = error
         self._stop()
         logger.error("the server at %s stops: %s", self.endpoint, error)
-        for connection in tuple(self._connections):
-            connection.refuse(wire.REFUSED_STORAGE, f"the server's log failed: {error}")
+        for peer in tuple(self._connections):
+            peer.refuse(wire.REFUSED_STORAGE, f"the server's log failed: {error}")
         self._sessions_ended.set()
         self.failed.set()
