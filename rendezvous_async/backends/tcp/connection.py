@@ -259,7 +259,8 @@ class Connection(SharedBufferProtocol):
     def _work(self) -> None:
         """Answer what has come, until there is no more, or no more may be taken for now."""
         self._again = None
-        self._credit = self.server.limits.in_flight if not self._out and not self._held else self._credit
+        if not self._out and not self._held:
+            self._credit, self._lent = self.server.limits.in_flight, 0
         unsent = self.server.limits.unsent
         wanting = True
         try:

@@ -1,8 +1,8 @@
 """The TCP server: a table, who watches it, and the connections that use it.
 
-One event loop, no task: connections call in from their transports, a timer ends sessions, and at the end of each turn
-in which something has changed its watchers are told, all changes at once. It can live inside any process of the run,
-or alone (``serve``).
+One event loop, no task (but for TLS, in ``door``): connections call in from their transports, a timer ends sessions,
+and at the end of each turn in which something has changed its watchers are told, all changes at once. It can live
+inside any process of the run, or alone (``serve``).
 
 A session belongs to the connection that last opened or refreshed it. When that connection goes, the session is suspect:
 it ends ``disconnect_grace`` later unless its client is back by then. A peer that is merely silent has its whole TTL.
