@@ -41,7 +41,7 @@ from rendezvous_async.backends.frames import (
 from rendezvous_async.backends.table import Snapshot, Table
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 
-__all__ = ["Log"]
+__all__ = ["Log", "LogInUseError"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,10 @@ _CHECK = struct.Struct(">I")
 _HEADER_SIZE = _HEADER.size + _CHECK.size
 _SMALL = 512 * 1024
 _FILE_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class LogInUseError(RendezvousStateError):
+    """Another process, or another ``Log``, has the log open for itself; it may let go of it."""
 
 
 class Log:
@@ -112,7 +116,8 @@ class Log:
             now: By the clock of the table's leases; every session gets its full TTL from there.
 
         Raises:
-            RendezvousStateError: The file is damaged, not a log, of a newer version, or in use.
+            RendezvousStateError: The file is damaged, not a log, or of a newer version.
+            LogInUseError: It is in use.
             RendezvousConnectionError: The file cannot be read or written.
         """
         where = os.path.dirname(path) or "."
@@ -300,7 +305,7 @@ class Log:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RendezvousStateError(
+            raise LogInUseError(
                 f"{self.path} is in use by another process; stop that one, or choose another directory"
             ) from None
 

@@ -20,6 +20,7 @@ import rendezvous_async as rdzv
 from rendezvous_async.backends.base import Put
 from rendezvous_async.backends.tcp import Limits, restrict, serve, wire
 from rendezvous_async.backends.tcp.auth import Secret, new_nonce, prove
+from rendezvous_async.backends.tcp.server import CLAIM
 from rendezvous_async.core.state import node_key
 from rendezvous_async.errors import RendezvousConnectionError
 from tests.backends.tcp.support import RawClient, connected, eventually, through_proxy
@@ -80,6 +81,63 @@ async def test_who_changes_the_greeting_on_its_way_breaks_the_proof() -> None:
         challenge = await peer.read_body()
         peer.send(wire.Proof(prove(limited.key, "client", said, challenge)))
         assert (await refusal(peer)).code == wire.REFUSED_SECRET
+
+
+async def say_hello(endpoint: str, secret: str, client: str, connection: int, revision: int) -> wire.FromServer:
+    """Greet with a secret and the claim to have seen this revision; return how that ended."""
+    parsed = Secret.parse(secret)
+    async with RawClient.connect(endpoint) as peer:
+        hello = wire.frame(wire.Hello(wire.PROTOCOL, client, connection, revision, new_nonce(), parsed.scope))
+        peer.writer.write(hello)
+        challenge = await peer.read_body()
+        if isinstance(refused := wire.decode_answer(challenge), wire.Refused):
+            return refused
+        peer.send(wire.Proof(prove(parsed.key, "client", hello[4:], challenge)))
+        return await peer.read()
+
+
+@pytest.mark.parametrize("liar", ["master", restrict("master", "team-a-")], ids=["trusted", "restricted"])
+@pytest.mark.parametrize("claim", [2**48, 2**53 - 1, 2**53, 2**53 + 1, 2**62, 2**63 - 1])
+@pytest.mark.parametrize("lies", [1, 5])
+async def test_no_revision_that_a_hello_claims_keeps_others_out(liar: str, claim: int, lies: int) -> None:
+    """One with a restricted secret lifted the counter to the highest revision that a hello may name, once for all."""
+    async with serve(port=0, secret="master") as server, connected(server.endpoint, secret="master") as honest:
+        for number in range(lies):
+            assert isinstance(await say_hello(server.endpoint, liar, "liar", number, claim), wire.Welcome)
+        seen = (await honest.commit(Put("key", b""))).token.revision
+        for secret in ("master", restrict("master", "team-b-")):
+            assert isinstance(await say_hello(server.endpoint, secret, "honest", 1, seen), wire.Welcome)
+        assert (await honest.commit(Put("key", b""))).token.revision == seen + 1
+    # The next server lets them in too; and whoever has the whole secret tells it where to go on, whatever others say.
+    async with serve(port=0, secret="master") as again:
+        for secret in (restrict("master", "team-b-"), "master"):
+            assert isinstance(await say_hello(again.endpoint, secret, f"honest with {secret}", 1, seen), wire.Welcome)
+        assert again.table.revision == (seen if liar != "master" else min(seen, CLAIM))
+
+
+@pytest.mark.parametrize("secret", ["master", restrict("master", "team-a-")], ids=["whole", "restricted"])
+async def test_what_a_client_can_have_seen_is_believed(secret: str) -> None:
+    seen = 10**14  # a hundred thousand commits a second for thirty years
+    async with serve(port=0, secret="master") as server:
+        welcome = await say_hello(server.endpoint, secret, "honest", 1, seen)
+        assert isinstance(welcome, wire.Welcome)
+        assert welcome.revision == seen
+
+
+@pytest.mark.parametrize("revision", [-1, 2**63, 2**64 - 1])
+async def test_a_revision_that_nobody_can_have_seen_is_refused(revision: int) -> None:
+    async with serve(port=0, secret="master") as server:
+        refused = await say_hello(server.endpoint, "master", "liar", 1, revision)
+        assert isinstance(refused, wire.Refused)
+        assert refused.code == wire.REFUSED_PROTOCOL
+        assert server.table.revision == 0
+
+
+async def test_a_server_with_a_log_believes_no_claim(tmp_path: Path) -> None:
+    async with serve(port=0, secret="master", data_dir=tmp_path) as server:
+        welcome = await say_hello(server.endpoint, "master", "liar", 1, 2**40)
+        assert isinstance(welcome, wire.Welcome)
+        assert welcome.revision == 0
 
 
 async def test_a_greeting_that_trickles_in_is_cut_off_in_time() -> None:

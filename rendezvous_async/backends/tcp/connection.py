@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from rendezvous_async.backends.base import Token
 from rendezvous_async.backends.tcp import wire
@@ -25,13 +25,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Connection"]
 
-MAX_REVISION: Final = 2**53
+MAX_REVISION: Final = 2**63 - 1
+"""No client of ours has seen more: what hellos may claim ends far below; see ``server``."""
 _SLOW_READER: Final = 64 * 1024
 _LAST_WORDS: Final = 1.0
 
 
 class Connection(SharedBufferProtocol):
-    """One peer of a ``TcpServer``."""
+    """One peer of a ``TcpServer``.
+
+    Args:
+        server: Whose peer it is.
+        since: When its handshake began, if not with this object.
+    """
 
     __slots__ = (
         "_again",
@@ -43,34 +49,40 @@ class Connection(SharedBufferProtocol):
         "_handshake",
         "_held",
         "_hello",
+        "_lent",
         "_out",
         "_reading",
+        "_since",
         "_transport",
         "_writable",
         "client",
         "scope",
         "server",
         "sessions",
+        "watched",
         "watchers",
     )
 
-    def __init__(self, server: TcpServer) -> None:
+    def __init__(self, server: TcpServer, since: float | None = None) -> None:
         self.server = server
         self.client: str | None = None
         self.scope = ""
         self.sessions: set[str] = set()
         self.watchers: dict[int, Watcher] = {}
+        self.watched = 0
         self._dirty: list[Watcher] = []
         self._transport: asyncio.Transport | None = None
         self._frames = wire.FrameDecoder(min(wire.HANDSHAKE_FRAME, server.limits.frame))
         self._out = bytearray()
         self._held = 0
         self._credit = server.limits.in_flight
+        self._lent = 0
         self._writable = True
         self._reading = True
         self._closing = False
         self._hello: tuple[wire.Hello, bytes] | None = None
         self._challenge = b""
+        self._since = since
         self._handshake: asyncio.TimerHandle | None = None
         self._again: asyncio.Handle | None = None
 
@@ -81,20 +93,19 @@ class Connection(SharedBufferProtocol):
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's are no instances of it
         self._transport = transport
         transport.set_write_buffer_limits(high=_SLOW_READER)
-        limits = self.server.limits
-        if not self.server.admit(self):
-            most = limits.connections_now
-            hint = " (its limit of open files allows no more)" if most < limits.connections else ""
-            self.refuse(wire.REFUSED_LIMIT, f"the server has its {most} connections{hint}; try again later")
+        refused = self.server.admit(self)
+        if refused is not None:
+            self.refuse(refused.code, refused.message)
             return
         sock = transport.get_extra_info("socket")
         if sock is not None:
             watch_for_dead_peer(sock)
         loop = asyncio.get_running_loop()
-        self._handshake = loop.call_later(limits.handshake, self._too_late)
+        since = loop.time() if self._since is None else self._since
+        self._handshake = loop.call_at(since + self.server.limits.handshake, self._too_late)
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
@@ -108,8 +119,8 @@ class Connection(SharedBufferProtocol):
     def resume_writing(self) -> None:
         self._writable = True
         if not self._closing:
-            self.push()
             self._work()
+            self.push()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._closing = True
@@ -225,25 +236,31 @@ class Connection(SharedBufferProtocol):
     def take_unsent(self) -> bytearray:
         out, self._out = self._out, bytearray()
         self._held = len(out)
+        # What was taken before is released already: all requests that count as in flight are answered in this.
+        self._lent = self.server.limits.in_flight - self._credit
         return out
 
     def release(self, data: bytearray) -> None:
         self._held = 0
+        self._credit += self._lent
+        self._lent = 0
         if self._transport is None or self._closing:
             return
         if data:
             self._transport.write(data)
-        if self._dirty:
-            self.push()
+        # Requests before news: there may be news in every batch, and a peer that waits for its answer all the while.
         if not self._reading:
             self._work()
+        if self._dirty:
+            self.push()
 
     # Requests.
 
     def _work(self) -> None:
         """Answer what has come, until there is no more, or no more may be taken for now."""
         self._again = None
-        self._credit = self.server.limits.in_flight if not self._out and not self._held else self._credit
+        if not self._out and not self._held:
+            self._credit, self._lent = self.server.limits.in_flight, 0
         unsent = self.server.limits.unsent
         wanting = True
         try:

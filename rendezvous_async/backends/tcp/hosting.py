@@ -14,6 +14,7 @@ from typing import Literal, NoReturn
 
 import anyio
 
+from rendezvous_async.backends.log import LogInUseError
 from rendezvous_async.backends.tcp.addresses import listen_on, resolve
 from rendezvous_async.backends.tcp.auth import Secret
 from rendezvous_async.backends.tcp.dialing import Dialer, DialError
@@ -28,6 +29,10 @@ __all__ = ["Host", "HostMode"]
 logger = logging.getLogger(__name__)
 
 HostMode = Literal["auto", "true", "false"]
+
+_PASSING = frozenset(
+    {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+)
 
 
 class Host:
@@ -77,14 +82,22 @@ class Host:
         Raises:
             DialError: This process must host and cannot, or nobody else will and it is not allowed to.
         """
-        if self.server is not None and self.server.failure is None:
-            return
-        if failure is not None and not failure.refused:
+        if self.server is not None:
+            if self.server.failure is None:
+                return
+            # It stopped, and keeps the log locked still. Whoever hosts next begins with what the disk holds.
+            server, self.server = self.server, None
+            with anyio.CancelScope(shield=True):
+                await server.aclose()
+        elif failure is not None and not failure.refused:
             return
         try:
             reason = await self._try()
+        except LogInUseError as error:
+            # The host before this one has let go of the addresses, and waits for its last sync.
+            reason = str(error)
         except RendezvousError as error:
-            self._give_up(f"cannot host: {error}")
+            self._give_up(f"cannot host: {error}", final=not _may_pass(error))
         if reason is None:
             return
         self._dialer.attempts.add(f"{self._dialer}: not hosting: {reason}")
@@ -148,6 +161,12 @@ class Host:
             )
         return None
 
-    def _give_up(self, message: str) -> NoReturn:
+    def _give_up(self, message: str, *, final: bool = True) -> NoReturn:
         self._dialer.attempts.add(f"{self._dialer}: {message}")
-        raise DialError(message, final=True)
+        raise DialError(message, definite=True, final=final, refused=True)
+
+
+def _may_pass(error: RendezvousError) -> bool:
+    """Tell whether what keeps a host from its log may be over by itself, as a disk that is full for a while."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _PASSING

@@ -63,6 +63,7 @@ class Journal:
         self._quiet.set()
         self._failed = False
         self._no_snapshot_before = 0.0
+        self._closed: asyncio.Future[None] | None = None
         self.batches = 0
 
     def __repr__(self) -> str:
@@ -88,10 +89,13 @@ class Journal:
         self._waiting[outlet] = None
 
     async def aclose(self) -> None:
-        """Wait until everything is on disk, and close the log."""
+        """Wait until everything is on disk, and close the log; closing twice is no error."""
         await self._quiet.wait()
-        await self._loop.run_in_executor(self._thread, self._log.close)
-        self._thread.shutdown(wait=False)
+        if self._closed is None:
+            self._closed = self._loop.run_in_executor(self._thread, self._log.close)
+            self._thread.shutdown(wait=False)
+        # Shielded: who is cancelled here must not take it from the next who waits for the same.
+        await asyncio.shield(self._closed)
 
     def _write(self) -> None:
         self._scheduled = False

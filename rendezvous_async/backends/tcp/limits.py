@@ -15,18 +15,19 @@ OTHER_FILES = 256
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What a server allows.
 
-    A peer that breaks one of the first four is told why and cut off. What is over one of the next five is answered with
+    A peer that breaks one of the first four is told why and cut off. What is over one of the next six is answered with
     an error, and the peer may go on. ``in_flight`` and ``unsent`` hold back a peer's next requests until earlier ones
     are answered.
 
     Attributes:
         connections: How many at a time, also those that have not said who they are.
-        handshake: Seconds from a connection to the end of its handshake.
+        handshake: Seconds from a connection to the end of its handshake, that of TLS included.
         frame: Bytes of one request.
         client_id: Characters of the name that a client gives itself.
         keys: Entries in the whole table.
         bytes: Of keys and values in the whole table.
         watches: On one connection.
+        watched: Characters of the names in all watches of one connection; each name counts for 64 more.
         sessions: In the whole table.
         writes: In one commit.
         in_flight: Requests of one connection that wait for their answers to be on disk and sent.
@@ -42,6 +43,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     keys: int = 1_000_000
     bytes: int = 256 * 1024 * 1024
     watches: int = 4096
+    watched: int = 1024 * 1024
     sessions: int = 100_000
     writes: int = 4096
     in_flight: int = 1024

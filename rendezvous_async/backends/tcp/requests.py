@@ -23,6 +23,8 @@ __all__ = ["ANSWERS", "Watcher"]
 
 MAX_NAME: Final = 4096
 MAX_UNSETTLED: Final = 65_536
+NAME_COST: Final = 64
+"""A watched name costs memory even if it is short; in characters."""
 
 
 class Watcher:
@@ -73,19 +75,31 @@ def _follow(peer: Connection, request: wire.Follow) -> None:
             wire.FAILED_LIMIT,
             f"a connection may have {limits.watches} watches, of 1 to {limits.writes} names each",
         )
+    elif peer.watched + _cost(request.names) > limits.watched:
+        peer.fail(
+            request.id,
+            wire.FAILED_LIMIT,
+            f"the names that a connection watches may have {limits.watched} characters, with {NAME_COST} more for each",
+        )
     elif all(_may_name(peer, request.id, name) for name in request.names):
         table = peer.server.table
         watcher = Watcher(peer, request.id, request.names, table.token)
         news = wire.Changed(request.id, table.changes(request.names, request.after))
         if peer.send_if_short(request.id, news):
             peer.watchers[request.id] = watcher
+            peer.watched += _cost(request.names)
             peer.server.fanout.add(request.names, watcher)
 
 
 def _unfollow(peer: Connection, request: wire.Unfollow) -> None:
     watcher = peer.watchers.pop(request.id, None)
     if watcher is not None:
+        peer.watched -= _cost(watcher.names)
         peer.server.fanout.remove(watcher.names, watcher)
+
+
+def _cost(names: tuple[str, ...]) -> int:
+    return sum(map(len, names)) + NAME_COST * len(names)
 
 
 def _open_session(peer: Connection, request: wire.OpenSession) -> None:

@@ -1,8 +1,8 @@
 """The TCP server: a table, who watches it, and the connections that use it.
 
-One event loop, no task: connections call in from their transports, a timer ends sessions, and at the end of each turn
-in which something has changed its watchers are told, all changes at once. It can live inside any process of the run,
-or alone (``serve``).
+One event loop, no task (but for TLS, in ``door``): connections call in from their transports, a timer ends sessions,
+and at the end of each turn in which something has changed its watchers are told, all changes at once. It can live
+inside any process of the run, or alone (``serve``).
 
 A session belongs to the connection that last opened or refreshed it. When that connection goes, the session is suspect:
 it ends ``disconnect_grace`` later unless its client is back by then. A peer that is merely silent has its whole TTL.
@@ -23,15 +23,16 @@ import anyio
 from rendezvous_async import clock
 from rendezvous_async.backends.base import Commit, Condition, Write
 from rendezvous_async.backends.fanout import Fanout
-from rendezvous_async.backends.frames import Committed, Ended, Opened
+from rendezvous_async.backends.frames import Committed, Ended, Forgotten, Opened
 from rendezvous_async.backends.log import Log
 from rendezvous_async.backends.table import CommitId, Table
 from rendezvous_async.backends.tcp import wire
 from rendezvous_async.backends.tcp.addresses import BACKLOG
 from rendezvous_async.backends.tcp.auth import Secret
 from rendezvous_async.backends.tcp.connection import Connection
+from rendezvous_async.backends.tcp.door import TlsDoor
 from rendezvous_async.backends.tcp.journal import Journal
-from rendezvous_async.backends.tcp.limits import Limits
+from rendezvous_async.backends.tcp.limits import OTHER_FILES, Limits
 from rendezvous_async.backends.tcp.requests import Watcher
 
 if TYPE_CHECKING:
@@ -47,7 +48,16 @@ DISCONNECT_GRACE = 1.0
 REMEMBER_CLIENT = 600.0
 """Seconds for which the answers of a client that is gone are kept, should it ask again."""
 REMEMBERED_CLIENTS = 65_536
+CLAIM = 2**62
+SCOPED_CLAIM = 2**48
+"""Up to which revision a server without a log believes a hello. No history gets there by commits.
+
+A lie lifts the counter to here and no further, and the honest soon have seen more. They are let in again, since
+``MAX_REVISION`` is as far above as no history gets either. The next server believes them only as far as here; so a
+client whose secret opens some runs only is believed less, and those who have the whole secret make up for its lies.
+"""
 ACCEPT_AT_ONCE = 64
+TURNED_AWAY_AT_ONCE = OTHER_FILES // 2
 _STALL = 0.25
 """A timer that comes so much late means that this loop stood still: the peers' keep-alives wait to be read."""
 
@@ -83,12 +93,14 @@ class TcpServer:
         """Called with the keys that have changed, as soon as some have; must not raise."""
         self.failed = anyio.Event()
         self.failure: Exception | None = None
-        self._connections: set[Connection] = set()
+        self._connections: set[Connection | TlsDoor] = set()
+        self._turned_away: set[Connection | TlsDoor] = set()
         self._clients: dict[str, Connection] = {}
         self._numbers: dict[str, int] = {}
         now = clock.now()
         answers = self.table.snapshot().answers if log is not None else {}
         self._gone: OrderedDict[str, float] = OrderedDict.fromkeys(answers, now)
+        self._logged = set(answers)
         self._owners: dict[str, Connection] = {}
         self._settled = self.table.token
         self._touched: dict[Connection, None] = {}
@@ -97,6 +109,7 @@ class TcpServer:
         self._no_expiry_before = 0.0
         self._listeners: list[asyncio.Server] = []
         self._sessions_ended = anyio.Event()
+        self._stopped = False
         self._closed = False
         self._set_timer()
 
@@ -105,7 +118,7 @@ class TcpServer:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """How many are open, also those whose handshake is under way; without those that are being refused."""
         return len(self._connections)
 
     async def start(self, sockets: Iterable[socket.socket], tls: ssl.SSLContext | None = None) -> None:
@@ -113,31 +126,36 @@ class TcpServer:
         loop = asyncio.get_running_loop()
         for sock in sockets:
             listener = await loop.create_server(
-                lambda: Connection(self),
-                sock=sock,
-                ssl=tls,
-                ssl_handshake_timeout=None if tls is None else self.limits.handshake,
-                backlog=ACCEPT_AT_ONCE,
+                lambda: Connection(self) if tls is None else TlsDoor(self, tls), sock=sock, backlog=ACCEPT_AT_ONCE
             )
             sock.listen(BACKLOG)  # asyncio has one number for the queue and for how many to accept in one turn
             self._listeners.append(listener)
 
     async def aclose(self) -> None:
-        """Stop serving; with a log, everything that was done is on disk afterwards."""
+        """Stop serving; with a log, everything that was done is on disk afterwards. Closing twice is no error."""
         self._closed = True
+        self._stop()
+        for peer in tuple(self._connections):
+            peer.refuse(wire.REFUSED_CLOSING, "the server is closing")
+        if self.journal is not None:
+            await self.journal.aclose()
+        peers = [*self._connections, *self._turned_away]
+        for peer in peers:
+            peer.abort()
+        handshakes = [peer.task for peer in peers if isinstance(peer, TlsDoor) and peer.task is not None]
+        if handshakes:
+            await asyncio.wait(handshakes)
+        # The transports close in the next turn; then nothing of ours is left in the loop.
+        await anyio.lowlevel.checkpoint()
+
+    def _stop(self) -> None:
+        """Give the addresses back, and let nothing happen by itself any more."""
+        self._stopped = True
         for listener in self._listeners:
             listener.close()
         for timer in (self._timer, self._pushing):
             if timer is not None:
                 timer.cancel()
-        for connection in tuple(self._connections):
-            connection.refuse(wire.REFUSED_CLOSING, "the server is closing")
-        if self.journal is not None:
-            await self.journal.aclose()
-        for connection in tuple(self._connections):
-            connection.abort()
-        # The transports close in the next turn; then nothing of ours is left in the loop.
-        await anyio.lowlevel.checkpoint()
 
     async def without_sessions(self) -> None:
         """Wait until no session is open."""
@@ -147,12 +165,27 @@ class TcpServer:
 
     # Connections
 
-    def admit(self, connection: Connection) -> bool:
-        """Take in a connection, if there is a place for it."""
-        if len(self._connections) >= self.limits.connections_now or self._closed:
-            return False
-        self._connections.add(connection)
-        return True
+    def admit(self, peer: Connection | TlsDoor) -> wire.Refused | None:
+        """Take in a peer, or return why not; where many are being told so already it is cut off without a word."""
+        most = self.limits.connections_now
+        if self._closed:
+            refused = wire.Refused(wire.REFUSED_CLOSING, "the server is closing")
+        elif len(self._connections) >= most:
+            hint = " (its limit of open files allows no more)" if most < self.limits.connections else ""
+            refused = wire.Refused(wire.REFUSED_LIMIT, f"the server has its {most} connections{hint}; try again later")
+        else:
+            self._connections.add(peer)
+            return None
+        if len(self._turned_away) < TURNED_AWAY_AT_ONCE:
+            self._turned_away.add(peer)
+        else:
+            peer.abort()
+        return refused
+
+    def leave(self, peer: Connection | TlsDoor) -> None:
+        """Let another have a peer's place."""
+        self._connections.discard(peer)
+        self._turned_away.discard(peer)
 
     def welcome(self, connection: Connection, hello: wire.Hello) -> bool:
         """Make a connection that of its client; False if the client has a newer one.
@@ -174,12 +207,12 @@ class TcpServer:
         self._clients[client] = connection
         connection.client, connection.scope = client, hello.scope
         if self.journal is None:
-            self.table.raise_revision(hello.revision)
+            self.table.raise_revision(min(hello.revision, SCOPED_CLAIM if hello.scope else CLAIM))
         return True
 
     def part(self, connection: Connection) -> None:
         """Let go of a connection that is closed; its sessions are suspect."""
-        self._connections.discard(connection)
+        self.leave(connection)
         for watcher in connection.watchers.values():
             self.fanout.remove(watcher.names, watcher)
         connection.watchers.clear()
@@ -193,8 +226,8 @@ class TcpServer:
         if client is not None and self._clients.get(client) is connection:
             del self._clients[client]
             self._gone[client] = now
+        if not self._stopped:
             self._forget_old(now)
-        if not self._closed:
             self._set_timer()
 
     def forget(self, connection: Connection) -> None:
@@ -203,7 +236,7 @@ class TcpServer:
         if client is not None and self._clients.get(client) is connection:
             del self._clients[client]
             del self._numbers[client]
-            self.table.forget(client)
+            self._forget(client)
 
     def _forget_old(self, now: float) -> None:
         while self._gone:
@@ -212,7 +245,14 @@ class TcpServer:
                 break
             del self._gone[client]
             self._numbers.pop(client, None)
-            self.table.forget(client)
+            self._forget(client)
+
+    def _forget(self, client: str) -> None:
+        """Drop the answers of a client; also in the log, or a replay would remember more than was remembered here."""
+        self.table.forget(client)
+        if self.journal is not None and client in self._logged:
+            self._logged.discard(client)
+            self.journal.record(Forgotten(client))
 
     # What connections ask for; whatever changes the table goes through here, and into the log.
 
@@ -220,8 +260,10 @@ class TcpServer:
         """Commit to the table."""
         before = self.table.revision
         commit = self.table.commit(writes, when, id)
-        if self.journal is not None and commit.won and self.table.revision > before:
-            self.journal.record(Committed(tuple(writes), (), id))
+        if self.journal is not None and commit.won:
+            self._logged.add(id.client)
+            if self.table.revision > before:
+                self.journal.record(Committed(tuple(writes), (), id))
         return commit
 
     def open_session(self, connection: Connection, ttl: float) -> str:
@@ -319,10 +361,15 @@ class TcpServer:
         self._set_timer()
 
     def _fail(self, error: Exception) -> None:
-        """The disk has failed: what the table holds is not what a restart would find. Nothing more is served."""
+        """The disk has failed: what the table holds is not what a restart would find. Nothing more is served.
+
+        The addresses are free at once, for whoever starts again from what the disk holds; the log is let go of by
+        ``aclose``.
+        """
         self.failure = error
+        self._stop()
         logger.error("the server at %s stops: %s", self.endpoint, error)
-        for connection in tuple(self._connections):
-            connection.refuse(wire.REFUSED_STORAGE, f"the server's log failed: {error}")
+        for peer in tuple(self._connections):
+            peer.refuse(wire.REFUSED_STORAGE, f"the server's log failed: {error}")
         self._sessions_ended.set()
         self.failed.set()

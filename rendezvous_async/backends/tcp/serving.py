@@ -43,6 +43,10 @@ async def serve(
 ) -> AsyncIterator[TcpServer]:
     """Serve ``tcp://`` for as long as the block runs; ``.endpoint`` of its value is ready to hand out.
 
+    When the disk under ``data_dir`` fails the server stops, though the block runs on: ``.failed`` is an event that is
+    set then, and ``.failure`` the error. Wait for the one and raise the other; a server that is started anew goes on
+    with what the disk holds.
+
     Args:
         host: An address, or a name; all of its addresses are served, or none.
         port: 0 means any free port.
@@ -129,7 +133,7 @@ async def start_on(
         if data_dir is not None:
             path = os.path.join(data_dir, LOG_NAME)
             now = clock.now()
-            log = await anyio.to_thread.run_sync(lambda: Log.open(path, exclusive=True, now=now))
+            log = await anyio.to_thread.run_sync(_open_log, path, now)
         endpoint = f"tcp://{format_address(name_for_others(host), sockets[0].getsockname()[1])}"
         server = TcpServer(log=log, secret=secret, limits=limits, disconnect_grace=disconnect_grace, endpoint=endpoint)
         await server.start(sockets, tls)
@@ -140,6 +144,21 @@ async def start_on(
             log.close()
         raise
     return server
+
+
+def _open_log(path: str, now: float) -> Log:
+    """Open a log for a server; runs on a thread.
+
+    What was read is written anew. The last server may have stopped because a sync failed: then some of what the kernel
+    gives us to read was never on the disk, and no later sync would tell.
+    """
+    log = Log.open(path, exclusive=True, now=now)
+    try:
+        log.compact(log.table.snapshot())
+    except BaseException:
+        log.close()
+        raise
+    return log
 
 
 def check_secure(addresses: Sequence[Address], protected: bool, insecure: bool) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
+import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
 import pytest
 
 from rendezvous_async.backends import open_backend
-from rendezvous_async.backends.base import Put
+from rendezvous_async.backends.base import Commit, Put
 from rendezvous_async.backends.tcp import TcpBackend, serve
 from rendezvous_async.backends.tcp.addresses import Address, listen_on, resolve
 from rendezvous_async.errors import RendezvousConnectionError
 from rendezvous_async.settings import parse_endpoint
-from tests.backends.tcp.support import Process, connect, connected, free_port, taken_port
+from tests.backends.tcp.support import Process, connect, connected, eventually, free_port, taken_port
 
 NODE = """
 import asyncio, sys
@@ -163,6 +167,105 @@ async def test_a_client_whose_host_has_left_hosts_itself(tmp_path: Path) -> None
         assert entry is not None
         assert entry.token == commit.token
         await session.keep_alive()
+
+
+async def insist(call: Callable[[], Awaitable[Commit]]) -> Commit:
+    """Call until it is answered; it may fail, but never for good."""
+    with anyio.fail_after(20):
+        while True:
+            try:
+                return await call()
+            except RendezvousConnectionError as error:
+                assert not error.final, error
+
+
+@pytest.mark.parametrize("also", [(), ("fsync",), ("fsync", "fsync")], ids=["once", "twice", "three times"])
+async def test_a_disk_that_fails_for_a_moment_ends_no_run(
+    also: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host's server stops; somebody serves on from what is on the disk, if need be at the next attempt."""
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    failing = list(also)
+    real = {"fdatasync": os.fdatasync, "fsync": os.fsync}
+
+    def sync(name: str, fd: int) -> None:
+        if failing and failing[-1] == name:
+            failing.pop()
+            raise OSError(errno.EIO, "Input/output error")
+        real[name](fd)
+
+    async with (
+        connected(endpoint, is_host="auto", data_dir=tmp_path, linger=0.1) as first,
+        connected(endpoint, is_host="auto", data_dir=tmp_path, linger=0.1) as second,
+    ):
+        session = await second.open_session(30)
+        before = await first.commit(Put("key", b"1", session.id))
+        failing.append("fdatasync")
+        for name in real:
+            monkeypatch.setattr(os, name, lambda fd, name=name: sync(name, fd))
+        with pytest.raises(RendezvousConnectionError, match="cannot sync the log") as raised:
+            await first.commit(Put("key", b"2"))
+        assert not raised.value.final
+        for backend in (second, first):
+            after = await insist(lambda backend=backend: backend.commit(Put("key", b"3")))  # type: ignore[misc]
+            assert after.token.epoch == before.token.epoch
+            assert after.token.revision > before.token.revision
+        assert not failing
+        assert [first.is_hosting, second.is_hosting].count(True) == 1
+        await session.keep_alive()
+
+
+async def test_a_log_that_the_last_host_still_syncs_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lets go of the addresses first and of the log last: who is to follow it must not give up in between."""
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    begun, synced = threading.Event(), threading.Event()
+    fdatasync = os.fdatasync
+
+    def slow(fd: int) -> None:
+        begun.set()
+        synced.wait(20)
+        fdatasync(fd)
+
+    won: list[Commit] = []
+
+    async def write(backend: TcpBackend) -> None:
+        won.append(await backend.commit(Put("key", b"value")))
+
+    async with (
+        connected(endpoint, is_host="auto", data_dir=tmp_path, linger=0.1) as first,
+        connected(endpoint, is_host="auto", data_dir=tmp_path, linger=0.1) as second,
+    ):
+        monkeypatch.setattr(os, "fdatasync", slow)
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(write, second)
+                await eventually(begun.is_set)
+                group.start_soon(first.aclose)
+                await eventually(lambda: any("in use by another" in line for line in second.attempts))
+                synced.set()
+        finally:
+            synced.set()
+        assert won[0].won
+        assert second.is_hosting
+
+
+async def test_a_log_in_use_ends_who_must_host(tmp_path: Path) -> None:
+    async with serve(port=0, data_dir=tmp_path):
+        with pytest.raises(RendezvousConnectionError, match=r"must host .* in use by another") as raised:
+            async with connected("tcp://127.0.0.1:0", is_host="true", data_dir=tmp_path):
+                pass
+        assert raised.value.final
+
+
+async def test_a_data_dir_that_cannot_be_had_is_reported_for_good(tmp_path: Path) -> None:
+    place = tmp_path / "file"
+    place.write_bytes(b"")
+    with pytest.raises(RendezvousConnectionError, match="cannot host: cannot open the directory") as raised:
+        async with connected("tcp://127.0.0.1:0", is_host="auto", data_dir=place):
+            pass
+    assert raised.value.final
 
 
 async def test_others_can_reach_it_only_if_that_is_safe() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import random
+import socket
+import warnings
 from contextlib import suppress
 
 import anyio
@@ -12,6 +16,7 @@ from rendezvous_async.backends.base import Put
 from rendezvous_async.backends.tcp import Limits, requests, serve, wire
 from rendezvous_async.backends.tcp.auth import new_nonce
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
+from rendezvous_async.settings import parse_endpoint
 from tests.backends.tcp.support import RawClient, connected
 
 
@@ -122,6 +127,68 @@ async def test_watches_and_sessions_are_limited() -> None:
             await backend.open_session(10)
         await session.aclose()
         await backend.open_session(10)
+
+
+async def test_the_names_of_all_watches_are_limited() -> None:
+    """The limits of watches and of names in each, multiplied, are more than anybody's memory."""
+    name = "run/" + "x" * 1000
+    limits = Limits(watched=3 * (len(name) + requests.NAME_COST))
+    async with serve(port=0, limits=limits) as server, RawClient.connect(server.endpoint) as peer:
+        await peer.greet()
+        peer.send(wire.Follow(1, (name + "/",), None))  # one character too many for three
+        peer.send(*(wire.Follow(id, (name,), None) for id in (2, 3)))
+        assert [type(await peer.read()) for _ in range(3)] == [wire.Changed, wire.Changed, wire.Failed]
+        peer.send(wire.Unfollow(1), wire.Follow(4, (name, name), None), wire.Follow(5, ("x",), None))
+        assert isinstance(await peer.read(), wire.Changed)
+        failed = await peer.read()
+        assert isinstance(failed, wire.Failed)
+        assert failed.code == wire.FAILED_LIMIT
+        assert f"may have {limits.watched} characters" in failed.message
+        assert len(server.fanout) == 2
+
+
+async def test_short_names_are_not_watched_for_nothing() -> None:
+    async with serve(port=0) as server, RawClient.connect(server.endpoint) as peer:
+        await peer.greet()
+        kinds = []
+        for id in range(5):
+            peer.send(wire.Follow(id, tuple(f"{id}{number}" for number in range(4096)), None))
+            kinds.append(type(await peer.read()))
+        assert kinds == [wire.Changed] * 3 + [wire.Failed] * 2
+
+
+def test_who_is_refused_does_not_outlive_the_server() -> None:
+    """A peer that was told why has a second to read it; the server's loop may be closed before that is over."""
+
+    async def main() -> socket.socket:
+        async with serve(port=0, limits=Limits(connections=1)) as server, RawClient.connect(server.endpoint) as first:
+            await first.greet()
+            late = socket.create_connection(parse_endpoint(server.endpoint).hosts[0])
+            late.setblocking(False)
+            loop = asyncio.get_running_loop()
+            while await loop.sock_recv(late, 1000):  # it is told, and does not go
+                pass
+        return late
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with asyncio.run(main()):
+            gc.collect()
+    assert [str(warning.message) for warning in caught if warning.category is ResourceWarning] == []
+
+
+async def test_there_is_an_end_to_telling_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rendezvous_async.backends.tcp.server.TURNED_AWAY_AT_ONCE", 1)
+    monkeypatch.setattr("rendezvous_async.backends.tcp.connection._LAST_WORDS", 60.0)
+    async with (
+        serve(port=0, limits=Limits(connections=1)) as server,
+        connected(server.endpoint) as other,
+        RawClient.connect(server.endpoint) as second,
+        RawClient.connect(server.endpoint) as third,
+    ):
+        assert await refusal(second) == wire.REFUSED_LIMIT
+        await third.read_end()
+        await other.commit(Put("key", b"still served"))
 
 
 async def test_a_session_is_given_what_the_server_allows() -> None:

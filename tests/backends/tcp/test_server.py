@@ -110,7 +110,7 @@ async def test_a_watcher_that_does_not_read_costs_little_and_gets_the_newest() -
         peer.send(wire.Follow(1, (writer.prefix + "key",), None))
         assert await peer.read() == wire.Changed(1, (await writer._list("none/")))
         transport.pause_reading()  # type: ignore[attr-defined]
-        (slow,) = (connection for connection in server._connections if connection.client == "raw")
+        slow = server._clients["raw"]
         for number in range(300):  # 15 MB
             await writer.commit(Put("key", b"%03d" % number + value))
             assert slow._transport is not None
@@ -139,7 +139,7 @@ async def test_a_peer_that_asks_and_does_not_read_is_not_read_from() -> None:
             await peer.greet()
             peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
             peer.send(*(wire.Get(number, writer.prefix + "key") for number in range(2000)))  # 200 MB of answers
-            (slow,) = (connection for connection in server._connections if connection.client == "raw")
+            slow = server._clients["raw"]
             await eventually(lambda: not slow._reading)
             for _ in range(20):
                 await writer.commit(Put("other", b""))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
+from contextlib import AsyncExitStack
 
 import pytest
 import trustme
 
 from rendezvous_async.backends import open_backend
 from rendezvous_async.backends.base import Put
-from rendezvous_async.backends.tcp import TcpBackend, serve
+from rendezvous_async.backends.tcp import Limits, TcpBackend, serve, wire
+from rendezvous_async.backends.tcp.connection import Connection
 from rendezvous_async.backends.tcp.tls import Tls
 from rendezvous_async.errors import RendezvousConnectionError
-from tests.backends.tcp.support import Certificates, connected, free_port
+from tests.backends.tcp.support import Certificates, RawClient, connected, eventually, free_port
 
 
 def server_context(certificates: Certificates) -> ssl.SSLContext:
@@ -59,6 +62,90 @@ async def test_mutual_tls_wants_a_certificate_of_the_client(certificates: Certif
         with pytest.raises(RendezvousConnectionError, match=r"does it demand a certificate|reset by peer"):
             async with connected(server.endpoint, tls=context, connect_timeout=1):
                 pass
+
+
+async def test_who_is_at_its_tls_handshake_has_a_place(certificates: Certificates) -> None:
+    """Nobody counted them: connections that never began with TLS took as many files as they liked."""
+    limits = Limits(connections=3, handshake=60)
+    async with serve(port=0, tls=server_context(certificates), limits=limits) as server:
+        async with AsyncExitStack() as stack:
+            for _ in range(limits.connections):
+                await stack.enter_async_context(RawClient.connect(server.endpoint))
+            await eventually(lambda: server.connections == limits.connections)
+            with pytest.raises(RendezvousConnectionError, match="the server has its 3 connections") as raised:
+                async with connected(server.endpoint, tls_ca=certificates.ca):
+                    pass
+            assert not raised.value.final
+        await eventually(lambda: server.connections == 0)
+        for _ in range(2 * limits.connections):  # nor does one that fails keep its place
+            with pytest.raises(RendezvousConnectionError, match="certificate is not accepted"):
+                async with connected(server.endpoint, tls=True):
+                    pass
+        async with connected(server.endpoint, tls_ca=certificates.ca) as backend:
+            await backend.commit(Put("key", b""))
+            assert server.connections == 1
+        await eventually(lambda: server.connections == 0)
+        assert not server._turned_away
+
+
+async def test_those_who_cannot_be_told_why_are_few(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rendezvous_async.backends.tcp.server.TURNED_AWAY_AT_ONCE", 1)
+    limits = Limits(connections=1, handshake=60)
+    async with (
+        serve(port=0, tls=server_context(certificates), limits=limits) as server,
+        RawClient.connect(server.endpoint),
+        RawClient.connect(server.endpoint),
+        RawClient.connect(server.endpoint) as third,
+    ):
+        await third.read_end()
+        assert (server.connections, len(server._turned_away)) == (1, 1)
+
+
+async def test_tls_and_greeting_share_the_time_of_one_handshake(certificates: Certificates) -> None:
+    loop = asyncio.get_running_loop()
+    async with (
+        serve(port=0, tls=server_context(certificates), limits=Limits(handshake=60)) as server,
+        RawClient.connect(server.endpoint) as peer,
+    ):
+        await eventually(lambda: server.connections == 1)
+        accepted_by = loop.time()
+        await eventually(lambda: loop.time() > accepted_by)
+        await peer.writer.start_tls(ssl.create_default_context(cafile=certificates.ca), server_hostname="127.0.0.1")
+        await eventually(lambda: all(isinstance(connection, Connection) for connection in server._connections))
+        (connection,) = server._connections
+        assert isinstance(connection, Connection)
+        assert connection._handshake is not None
+        assert connection._handshake.when() <= accepted_by + 60
+
+
+@pytest.mark.parametrize("speaks_tls", [False, True], ids=["silent", "silent after TLS"])
+async def test_a_handshake_with_tls_has_an_end(speaks_tls: bool, certificates: Certificates) -> None:
+    context = ssl.create_default_context(cafile=certificates.ca)
+    async with (
+        serve(port=0, tls=server_context(certificates), limits=Limits(handshake=0.5)) as server,
+        RawClient.connect(server.endpoint) as peer,
+    ):
+        if speaks_tls:
+            await peer.writer.start_tls(context, server_hostname="127.0.0.1")
+            refused = await peer.read()
+            assert isinstance(refused, wire.Refused)
+            assert refused.code == wire.REFUSED_LATE
+        await peer.read_end()
+        await eventually(lambda: server.connections == 0)
+
+
+async def test_a_server_that_closes_ends_tls_handshakes_under_way(certificates: Certificates) -> None:
+    limits = Limits(connections=1, handshake=60)
+    async with AsyncExitStack() as stack:
+        async with serve(port=0, tls=server_context(certificates), limits=limits) as server:
+            peers = [await stack.enter_async_context(RawClient.connect(server.endpoint)) for _ in range(3)]
+            await eventually(lambda: server.connections == 1 and len(server._turned_away) == 2)
+        assert (server.connections, len(server._turned_away)) == (0, 0)
+        for peer in peers:
+            await peer.read_end()
+        assert not [task for task in asyncio.all_tasks() if task.get_name() == "a TLS handshake"]
 
 
 async def test_secret_and_tls_together(certificates: Certificates) -> None:
