@@ -37,7 +37,7 @@ class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
     unit: str
     least: float | None = None
     most: float | None = None
-    runs: int = 1
+    runs: int = 0
     failed: int = 0
     nodes: int = 0
     note: str = ""
@@ -82,7 +82,8 @@ class Figures:
     def ratio(self, part: str, what: str, over: Figure, under: Figure) -> None:
         """Add how many times ``under`` fits into ``over``."""
         value = over.median / under.median if over.median is not None and under.median else None
-        self.add(part, what, f"{over.who} / {under.who}", [value], "times", over.nodes)
+        who = over.who if over.who == under.who else f"{over.who} / {under.who}"
+        self.add(part, what, who, [value], "times", over.nodes)
 
     def table(self) -> str:
         """Return all figures as a Markdown table."""

@@ -58,8 +58,7 @@ class Nodes:
         return {
             "done": time.monotonic(),
             "ranks": [world.rank for world in self.worlds],
-            "size": self.worlds[0].size,
-            "round": self.worlds[0].round,
+            "worlds": list({(world.round, world.size) for world in self.worlds}),
         }
 
     async def watch(self) -> Any:
