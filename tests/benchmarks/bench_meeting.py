@@ -184,13 +184,14 @@ async def one_late(
 async def kill(figures: Figures, runs: int, quick: bool) -> None:
     """SIGKILL of a member: when all others know, and when they have formed again."""
     nodes = f"{MEMBERS - 1}:{MEMBERS}"
+    patient = 1.0, 60.0  # keep-alive interval and last call: the first world is to have all
     ours: Times = {}
     c10d: Times = {}
     for number in range(runs):
         async with (
             server("server") as (_, endpoint),
-            fleet("ours", MEMBERS - 1, endpoint, "kill", nodes) as members,
-            fleet("ours", 1, endpoint, "kill", nodes) as victim,
+            fleet("ours", MEMBERS - 1, endpoint, "kill", nodes, *patient) as members,
+            fleet("ours", 1, endpoint, "kill", nodes, *patient) as victim,
         ):
             await members.ask("enter")
             await victim.ask("enter")

@@ -1,6 +1,6 @@
 """Some nodes of ours, as tasks of one event loop.
 
-python -m tests.benchmarks.workers.ours COUNT ENDPOINT RUN_ID NODES [KEEP_ALIVE_INTERVAL]
+python -m tests.benchmarks.workers.ours COUNT ENDPOINT RUN_ID NODES [KEEP_ALIVE_INTERVAL [LAST_CALL]]
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ import rendezvous_async as rdzv
 import rendezvous_async.backends.tcp
 from tests.benchmarks.workers.commands import Profiler, collect_no_garbage, obey, traffic
 
-TIMEOUTS = rdzv.Timeouts(join=110, last_call=0.001, regroup=0.001)
-
 
 class Nodes:
     """The nodes of this worker."""
 
-    def __init__(self, count: int, endpoint: str, run_id: str, nodes: str, interval: float) -> None:
+    def __init__(self, count: int, endpoint: str, run_id: str, nodes: str, interval: float, last_call: float) -> None:
+        timeouts = rdzv.Timeouts(join=110, last_call=last_call, regroup=0.001)
         self.meetings = [
             rdzv.connect(
                 endpoint,
                 run_id=run_id,
                 nodes=nodes,
-                timeouts=TIMEOUTS,
+                timeouts=timeouts,
                 keep_alive_interval=interval,
                 keep_alive_max_attempt=30,
                 is_host=False,
@@ -121,10 +120,12 @@ async def lateness(seconds: float) -> dict[str, float]:
     return {"median": late[len(late) // 2], "p99": late[len(late) * 99 // 100], "most": late[-1]}
 
 
-async def main(count: str, endpoint: str, run_id: str, nodes: str, interval: str = "1") -> None:
+async def main(
+    count: str, endpoint: str, run_id: str, nodes: str, interval: str = "1", last_call: str = "0.001"
+) -> None:
     logging.disable(logging.WARNING)
     collect_no_garbage()
-    fleet = Nodes(int(count), endpoint, run_id, nodes, float(interval))
+    fleet = Nodes(int(count), endpoint, run_id, nodes, float(interval), float(last_call))
     names = ("enter", "connect", "join", "watch", "changed", "traffic", "store", "lateness")
     profiler = Profiler()
     commands = {name: getattr(fleet, name) for name in names}
