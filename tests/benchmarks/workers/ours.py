@@ -102,22 +102,33 @@ class Nodes:
             rates[name] = count / (now - begin)
         return rates
 
-    async def lateness(self, seconds: str) -> Any:
-        """Return how late the callbacks of others run: a timer each 2 ms, for so long."""
-        return await lateness(float(seconds))
 
+class Timers:
+    """How late the callbacks of others run: a timer that is set each 2 ms, from ``timers`` to ``lateness``."""
 
-async def lateness(seconds: float) -> dict[str, float]:
-    """Return the median, the 99th percentile and the most of how late a timer fires that is set each 2 ms."""
-    loop = asyncio.get_running_loop()
-    late: list[float] = []
-    end = loop.time() + seconds
-    while loop.time() < end:
-        due = loop.time() + 0.002
-        await asyncio.sleep(0.002)
-        late.append(loop.time() - due)
-    late.sort()
-    return {"median": late[len(late) // 2], "p99": late[len(late) * 99 // 100], "most": late[-1]}
+    def __init__(self) -> None:
+        self._late: list[float] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def timers(self) -> Any:
+        """Begin."""
+        self._late.clear()
+        self._task = asyncio.ensure_future(self._run())  # noqa: TID251
+        return {}
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + 0.002
+            await asyncio.sleep(0.002)
+            self._late.append(loop.time() - due)
+
+    async def lateness(self) -> Any:
+        """End; returns the median, the 99th percentile and the most of how late it was."""
+        assert self._task is not None
+        self._task.cancel()
+        late = sorted(self._late)
+        return {"median": late[len(late) // 2], "p99": late[len(late) * 99 // 100], "most": late[-1]}
 
 
 async def main(
@@ -126,9 +137,10 @@ async def main(
     logging.disable(logging.WARNING)
     collect_no_garbage()
     fleet = Nodes(int(count), endpoint, run_id, nodes, float(interval), float(last_call))
-    names = ("enter", "connect", "join", "watch", "changed", "traffic", "store", "lateness")
-    profiler = Profiler()
+    names = ("enter", "connect", "join", "watch", "changed", "traffic", "store")
+    profiler, timers = Profiler(), Timers()
     commands = {name: getattr(fleet, name) for name in names}
+    commands |= {"timers": timers.timers, "lateness": timers.lateness}
     await obey({**commands, "profile": profiler.profile, "profiled": profiler.profiled})
 
 
