@@ -8,8 +8,10 @@ Bytes and segments are what the kernel counted on the nodes' TCP connections, th
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -83,17 +85,22 @@ async def idle(
 
 async def imports(figures: Figures, runs: int, quick: bool) -> None:
     """What an import takes beyond a bare interpreter, each in a process of its own: time and memory, at its peak."""
-    bare_seconds, bare_memory = zip(*[measure("pass") for _ in range(runs)], strict=True)
-    for who, code in IMPORTS.items():
-        if "torch" in who and not HAS_TORCH:
-            continue
-        measure(code)
-        seconds, memory = zip(*[measure(code) for _ in range(runs)], strict=True)
+    with tempfile.TemporaryDirectory() as cache:
+        bare = several("pass", runs, cache)
+        found = {who: several(code, runs, cache) for who, code in IMPORTS.items() if HAS_TORCH or "torch" not in who}
+    bare_seconds, bare_memory = zip(*bare, strict=True)
+    for who, results in found.items():
+        seconds, memory = zip(*results, strict=True)
         figures.add("import", "time", who, [1e3 * (value - min(bare_seconds)) for value in seconds], "ms")
         figures.add("import", "peak memory", who, [value - min(bare_memory) for value in memory], "MiB")
 
 
-def measure(code: str) -> tuple[float, float]:
+def several(code: str, runs: int, cache: str) -> list[tuple[float, float]]:
+    """Measure several times, after once for what is cached then: files, and bytecode as pip would have compiled it."""
+    return [measure(code, cache) for _ in range(runs + 1)][1:]
+
+
+def measure(code: str, cache: str) -> tuple[float, float]:
     """Return the seconds and, at its peak, the MiB that a new interpreter takes for ``code``."""
     # The kernel's mark for this program: getrusage() would count the process that started it as well.
     script = (
@@ -103,7 +110,10 @@ def measure(code: str) -> tuple[float, float]:
         "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM:'))\n"
         "print(end - begin, int(peak.split()[1]) / 1024)"
     )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True)
+    # Whoever runs this may have switched bytecode off; an import would then be measured that compiles everything.
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": cache, "PYTHONDONTWRITEBYTECODE": ""}
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     seconds, memory = done.stdout.split()
     return float(seconds), float(memory)
 
