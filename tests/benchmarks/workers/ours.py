@@ -79,6 +79,16 @@ class Nodes:
         """Return what went over the wire so far."""
         return traffic()
 
+    async def commit(self, count: str) -> Any:
+        """Have each commit so often to the round's store, all at once."""
+
+        async def commits(number: int, world: rdzv.World) -> None:
+            for _ in range(int(count)):
+                await world.store.set(f"key/{number}", b"0")
+
+        await asyncio.gather(*(commits(number, world) for number, world in enumerate(self.worlds)))
+        return {"done": time.monotonic()}
+
     async def store(self, seconds: str) -> Any:
         """Return how many operations a second the round's store does, one after the other."""
         store = self.worlds[0].store
@@ -137,7 +147,7 @@ async def main(
     logging.disable(logging.WARNING)
     collect_no_garbage()
     fleet = Nodes(int(count), endpoint, run_id, nodes, float(interval), float(last_call))
-    names = ("enter", "connect", "join", "watch", "changed", "traffic", "store")
+    names = ("enter", "connect", "join", "watch", "changed", "traffic", "commit", "store")
     profiler, timers = Profiler(), Timers()
     commands = {name: getattr(fleet, name) for name in names}
     commands |= {"timers": timers.timers, "lateness": timers.lateness}
