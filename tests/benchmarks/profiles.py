@@ -6,7 +6,7 @@ The profiler makes everything slower by a few times, C code less than Python; th
 on a busy machine: it is what to look at when a change is meant to make a path cheaper.
 
 * join: a first round, from open connections
-* rejoin: the second round of the same nodes, with sessions and watches in place
+* rejoin: the second round of the same nodes at once, with sessions and watches in place (later: one push more)
 * keep-alive: a world at rest, per node and keep-alive
 * commit: writes to the round's store, per write
 * push: the count of who waits, told to each of the members as one more comes
@@ -74,7 +74,7 @@ async def profile(path: str, count: int, lines: int) -> None:
             await members.ask(command)
         if path == "push":
             await newcomer.ask("connect")
-        if path != "join":
+        if act is not join:
             await asyncio.sleep(1.5)  # what a new world still has to do
         sides: dict[str, Process] = {"server": process, "nodes": members.workers[0]}
         for side in sides.values():
