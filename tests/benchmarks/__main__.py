@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from tests.benchmarks import bench_footprint, bench_meeting
-from tests.benchmarks.figures import Figures, parser_of
+from tests.benchmarks.figures import Figures, list_lines, parser_of
 
 SCRIPTS = ("bench_tcp", "bench_etcd", "bench_file", "bench_sync", "bench_simulation", "bench_torchrun")
 """Those that print JSON lines of their own; they run one after the other behind the table's."""
@@ -32,7 +32,7 @@ async def main(names: list[str], runs: int, quick: bool, output: Path) -> None:
         for name, part in module.PARTS.items():
             if not names or name in names:
                 await timed(name, part(figures, runs, quick))
-    lines: dict[str, list[object]] = {}
+    lines: dict[str, list[dict[str, object]]] = {}
     for script in SCRIPTS:
         if not names or script in names:
             lines[script] = []
@@ -40,14 +40,17 @@ async def main(names: list[str], runs: int, quick: bool, output: Path) -> None:
     write(figures, lines, runs, output)
 
 
-def write(figures: Figures, lines: dict[str, list[object]], runs: int, output: Path) -> None:
-    """Write the table and everything as JSON."""
+def write(figures: Figures, lines: dict[str, list[dict[str, object]]], runs: int, output: Path) -> None:
+    """Write the table, what the scripts said, and everything as JSON."""
     head = f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores, {runs} runs"
     output.mkdir(parents=True, exist_ok=True)
-    (output / "benchmarks.md").write_text(f"{head}\n\n{figures.table()}")
+    text = f"{head}\n\n" + (figures.table() if figures.all else "")
+    for script, found in lines.items():
+        text += f"\n## {script}\n\n{list_lines(found)}"
+    (output / "benchmarks.md").write_text(text)
     everything = {"machine": head, "figures": figures.all, **lines}
     (output / "benchmarks.json").write_bytes(msgspec.json.format(msgspec.json.encode(everything)))
-    print(f"\n{figures.table()}\nwritten to {output}/benchmarks.md and .json", flush=True)
+    print(f"\n{text}\nwritten to {output}/benchmarks.md and .json", flush=True)
 
 
 async def timed(name: str, part: object) -> None:
@@ -59,7 +62,7 @@ async def timed(name: str, part: object) -> None:
     print(f"{name} took {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
 
 
-async def run_script(script: str, quick: bool, lines: list[object]) -> None:
+async def run_script(script: str, quick: bool, lines: list[dict[str, object]]) -> None:
     """Run one of the other benchmarks as a user would."""
     args = ["--quick"] if quick and script in ("bench_tcp", "bench_etcd", "bench_file") else []
     process = await asyncio.create_subprocess_exec(

@@ -2,7 +2,8 @@
 
     python -m tests.benchmarks.bench_etcd [calls] [formation] [--quick] [--repeat 5] [--processes 2]
 
-One JSON line for each figure: the median of all repeats for ours and for the bare stubs, and what etcd counted.
+One JSON line for each figure: median, least and most of all repeats for ours and for the bare stubs, and what etcd
+counted.
 Needs an etcd (see rendezvous_async.testing.etcd); data on disk, fsync on.
 
 ``formation`` lets worlds of 64, 256 and 1,000 nodes form, as tasks of a few client processes, from nothing but open
@@ -29,6 +30,7 @@ from anyio import to_thread
 from rendezvous_async.backends import Backend, open_backend
 from rendezvous_async.backends.base import Condition, Put
 from rendezvous_async.testing.etcd import EtcdCluster, start_etcd
+from tests.benchmarks.figures import summary
 
 VALUE = b"v" * 64
 
@@ -115,9 +117,9 @@ async def open_watches(backend: Backend, count: int) -> float:
 
 
 def report(what: str, unit: str, ours: list[float], bare: list[float] | None = None, **more: object) -> None:
-    line: dict[str, object] = {"what": what, "unit": unit, "ours": round(median(ours), 2)}
+    line: dict[str, object] = {"what": what, "unit": unit, "ours": summary(ours)}
     if bare:
-        line |= {"bare_stubs": round(median(bare), 2), "ratio": round(median(ours) / median(bare), 2)}
+        line |= {"bare_stubs": summary(bare), "ratio": round(median(ours) / median(bare), 2)}
     print(json.dumps(line | more), flush=True)
 
 
@@ -223,9 +225,9 @@ def run_formation(repeat: int, processes: int) -> None:
                 with EtcdCluster() as etcd:
                     figures.append(form(etcd, kind, nodes, processes))
         for kind, figures in results.items():
-            medians = {name: round(median(each[name] for each in figures), 3) for name in figures[0]}
-            line = {"what": f"formation, {nodes} nodes", "by": kind, "processes": processes, **medians}
-            print(json.dumps(line | {"best": round(min(each["seconds"] for each in figures), 3)}), flush=True)
+            found = {name: summary(each[name] for each in figures) for name in figures[0]}
+            line = {"what": f"formation, {nodes} nodes", "by": kind, "processes": processes, **found}
+            print(json.dumps(line), flush=True)
 
 
 async def main() -> None:

@@ -2,8 +2,9 @@
 
     python -m tests.benchmarks.bench_file [commits] [latency] [kill] [world] [idle] [--directory DIR] [--quick]
 
-Prints JSON lines, one for each measurement; every figure is the median of several runs. All clients are processes of
-their own. System calls are counted with strace, where it is there and may attach. Compare figures of one run only.
+Prints JSON lines, one for each measurement: median, least and most of several runs; an idle node is looked at once. All
+clients are processes of their own. System calls are counted with strace, where it is there and may attach. Compare
+figures of one run only.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import os
 import re
 import shutil
 import sqlite3
-import statistics
 import sys
 import tempfile
 import time
@@ -29,6 +29,7 @@ import anyio
 from rendezvous_async import Timeouts, connect
 from rendezvous_async.backends import open_backend
 from rendezvous_async.backends.base import Put
+from tests.benchmarks.figures import summary
 
 VALUE = b"v" * 100
 
@@ -192,7 +193,7 @@ async def measure_commits(root: Path, quick: bool) -> None:
                 processes=processes,
                 tasks_each=tasks,
                 fsync=fsync,
-                **{name: round(statistics.median(rates)) for name, rates in figures.items() if rates},
+                **{name: summary(rates) for name, rates in figures.items() if rates},
             )
 
 
@@ -217,11 +218,10 @@ async def measure_latency(root: Path, quick: bool) -> None:
                         number, sent_at = int((entry.value or b"").split()[0]), float((entry.value or b"").split()[1])
                         late.append(time.monotonic() - sent_at)
             report(
-                what="milliseconds until a change is seen",
+                what="until a change is seen",
                 inotify=inotify,
                 seconds_between_changes=pause,
-                median=round(statistics.median(late) * 1000, 2),
-                worst=round(max(late) * 1000, 2),
+                milliseconds=summary(late, 1000),
             )
 
 
@@ -245,10 +245,9 @@ async def measure_kill(root: Path, quick: bool) -> None:
                         pass
                     times.append(time.monotonic() - began)
         report(
-            what="milliseconds until a node killed -9 is gone, TTL 5 s",
+            what="until a node killed -9 is gone, TTL 5 s",
             inotify=inotify,
-            median=round(statistics.median(times) * 1000, 1),
-            worst=round(max(times) * 1000, 1),
+            milliseconds=summary(times, 1000),
         )
 
 
@@ -272,10 +271,10 @@ async def measure_world(root: Path, quick: bool) -> None:
                         go(child)
                     times.append(max([(await line(child))[1] for child in children]) - began)
             report(
-                what="seconds until all have joined, from open backends",
+                what="until all have joined, from open backends",
                 processes=size,
                 fsync=fsync,
-                median=round(statistics.median(times), 3),
+                seconds=summary(times),
             )
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import logging
-import statistics
 import time
 
 import anyio
 
 from rendezvous_async.testing import Cluster, run, scenario_of, simulate
+from tests.benchmarks.figures import summary
 
 RUNS = 5
 NODES = 100
@@ -40,14 +40,13 @@ def scenarios(first: int) -> float:
 
 
 def report(what: str, figures: list[float]) -> None:
-    low, median, high = (round(figure, 1) for figure in (min(figures), statistics.median(figures), max(figures)))
-    print(json.dumps({"what": what, "median": median, "min": low, "max": high, "runs": len(figures)}), flush=True)
+    print(json.dumps({"what": what, "per_second": summary(figures)}), flush=True)
 
 
 def main() -> None:
     logging.disable(logging.CRITICAL)
-    report(f"node-seconds per second, {NODES} idle nodes", [run(idle, seed=number) for number in range(RUNS)])
-    report("random scenarios per second", [scenarios(1000 * number) for number in range(RUNS)])
+    report(f"node-seconds, {NODES} idle nodes", [run(idle, seed=number) for number in range(RUNS)])
+    report("random scenarios", [scenarios(1000 * number) for number in range(RUNS)])
 
 
 if __name__ == "__main__":

@@ -2,16 +2,15 @@
 
     python -m tests.benchmarks.bench_sync
 
-JSON lines: medians of 5 runs, in milliseconds for one call; then what goes over the wire, both ways, while a member is
-asked ``num_nodes_waiting`` and ``is_closed`` 1,000 times a second each, next to what does when nobody asks, which is
-keep-alives.
+JSON lines: median, least and most of several runs. First milliseconds for one call; then what goes over the wire, both
+ways, while a member is asked ``num_nodes_waiting`` and ``is_closed`` 1,000 times a second each, next to what does when
+nobody asks, which is keep-alives.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import statistics
 import time
 from collections.abc import Callable
 from threading import Event
@@ -20,9 +19,11 @@ from anyio.from_thread import start_blocking_portal
 
 from rendezvous_async.sync import RendezvousHandler
 from rendezvous_async.testing.proxy import Proxy
+from tests.benchmarks.figures import summary
 from tests.blocking import join_all, make_handler, serve_apart
 
 RUNS = 5
+TRAFFIC_RUNS = 3
 SECONDS = 5
 never = Event()
 
@@ -35,7 +36,7 @@ def measure(what: str, calls: int, function: Callable[[], object]) -> None:
         for _ in range(calls):
             function()
         times.append((time.perf_counter() - began) / calls * 1000)
-    print(json.dumps({"what": what, "calls": calls, "median_ms": round(statistics.median(times), 4)}), flush=True)
+    print(json.dumps({"what": what, "calls": calls, "ms": summary(times)}), flush=True)
 
 
 def traffic() -> None:
@@ -48,21 +49,20 @@ def traffic() -> None:
             member = make_handler(f"tcp://127.0.0.1:{proxy.port}?is_host=false", (1, 1))
             member.next_rendezvous()
             for what, asks in (("nobody asks", 0), ("asked 1,000 times a second", 1000)):
-                passed.clear()
-                began = time.monotonic()
-                used = time.process_time()
-                for second in range(SECONDS):
-                    for _ in range(asks):
-                        member.num_nodes_waiting()
-                        member.is_closed()
-                    never.wait(max(0.0, began + second + 1 - time.monotonic()))
-                took = time.monotonic() - began
-                line = {
-                    "what": what,
-                    "seconds": round(took, 1),
-                    "bytes_per_s": round(sum(passed) / took),
-                    "cpu_percent": round((time.process_time() - used) / took * 100, 1),
-                }
+                rates, shares = [], []
+                for _ in range(TRAFFIC_RUNS):
+                    passed.clear()
+                    began = time.monotonic()
+                    used = time.process_time()
+                    for second in range(SECONDS):
+                        for _ in range(asks):
+                            member.num_nodes_waiting()
+                            member.is_closed()
+                        never.wait(max(0.0, began + second + 1 - time.monotonic()))
+                    took = time.monotonic() - began
+                    rates.append(sum(passed) / took)
+                    shares.append((time.process_time() - used) / took)
+                line = {"what": what, "bytes_per_s": summary(rates), "cpu_percent": summary(shares, 100)}
                 print(json.dumps(line), flush=True)
             member.shutdown()
 

@@ -2,9 +2,10 @@
 
     python -m tests.benchmarks.bench_tcp [requests|durable|held|keepalive ...] [--quick]
 
-Prints JSON lines, one for each measurement; every figure is the median of several runs. The server always has a
-process of its own, so that its CPU time can be told from the clients'. Clients share this process: with two cores they
-are the limit as often as the server is, so the server's CPU time per operation is given as well.
+Prints JSON lines, one for each measurement; every figure has the median, the least and the most of several runs. The
+bare echo reads as our client and server do (backends/tcp/reading.py). The server always has a process of its own, so
+that its CPU time can be told from the clients'. Clients share this process: with two cores they are the limit as often
+as the server is, so the server's CPU time per operation is given as well.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -25,16 +25,13 @@ from rendezvous_async.backends.base import Put, Session
 from rendezvous_async.backends.tcp import TcpBackend
 from rendezvous_async.backends.tcp.options import open_tcp
 from rendezvous_async.settings import parse_endpoint
+from tests.benchmarks.figures import summary
 from tests.benchmarks.fleet import Process, server
 from tests.benchmarks.workers.echo import Client
 
 
 def report(what: str, **figures: Any) -> None:
     print(json.dumps({"benchmark": "tcp", "what": what, **figures}), flush=True)
-
-
-def rounded(value: float) -> float:
-    return float(f"{value:.4g}")
 
 
 async def connect(endpoint: str, **options: Any) -> TcpBackend:
@@ -65,7 +62,7 @@ Ask = Callable[[], Awaitable[Any]]
 
 
 async def measure(cases: dict[str, tuple[Process, list[Ask]]], runs: int, seconds: float, **extra: Any) -> None:
-    """Drive the cases in turn, several times, and report the medians, each next to the first case of the same turn."""
+    """Drive the cases in turn, several times, and report each next to the first case of the same turn."""
     results: dict[str, list[tuple[float, float, float, float]]] = {what: [] for what in cases}
     for turn in range(runs + 1):
         for what, (process, asks) in cases.items():
@@ -82,11 +79,11 @@ async def measure(cases: dict[str, tuple[Process, list[Ask]]], runs: int, second
         report(
             what,
             **extra,
-            requests_per_second=round(statistics.median(rates)),
-            p50_us=rounded(statistics.median(p50s) * 1e6),
-            p99_us=rounded(statistics.median(p99s) * 1e6),
-            server_cpu_us_per_request=rounded(statistics.median(cpus) * 1e6),
-            rate_next_to_first=rounded(statistics.median(r[0] / f[0] for r, f in zip(result, first, strict=True))),
+            requests_per_second=summary(rates),
+            p50_us=summary(p50s, 1e6),
+            p99_us=summary(p99s, 1e6),
+            server_cpu_us_per_request=summary(cpus, 1e6),
+            rate_next_to_first=summary(r[0] / f[0] for r, f in zip(result, first, strict=True)),
         )
 
 
@@ -153,47 +150,55 @@ async def close_all(backends: list[TcpBackend]) -> None:
 
 async def bench_held(quick: bool) -> None:
     """Connections held, each with two watches: how long to open, what memory, and one push to all of them."""
-    count, runs = (2_000, 3) if quick else (10_000, 5)
-    async with server("server") as (process, endpoint):
-        async with server("server") as (_, warm):  # imports and first allocations of this process
-            await close_all(await connect_many(warm, 64))
-        before, cpu, begin = process.memory(), process.cpu(), time.perf_counter()
-        backends = await connect_many(endpoint, count)
-        opened, opened_cpu = time.perf_counter() - begin, process.cpu() - cpu
-        watches = []
-        begin, cpu = time.perf_counter(), process.cpu()
-        for number, backend in enumerate(backends):
-            watches.append(backend.watch("state"))
-            watches.append(backend.watch(f"seats/{number}"))
-        async with anyio.create_task_group() as group:
-            for watch in watches:
-                group.start_soon(anext, watch)
-        watched, watched_cpu = time.perf_counter() - begin, process.cpu() - cpu
-        report(
-            "held connections",
-            connections=count,
-            watches=len(watches),
-            open_seconds=rounded(opened),
-            watch_seconds=rounded(watched),
-            server_cpu_us_per_connection=rounded((opened_cpu + watched_cpu) / count * 1e6),
-            server_bytes_per_connection=round((process.memory() - before) / count),
-        )
-        pushes, cpus = [], []
-        for number in range(runs):
-            cpu, begin = process.cpu(), time.perf_counter()
+    count, runs, pushes_each = (2_000, 1, 3) if quick else (10_000, 3, 3)
+    opened: list[float] = []
+    watched: list[float] = []
+    opened_cpu: list[float] = []
+    memory: list[float] = []
+    pushes: list[float] = []
+    pushed_cpu: list[float] = []
+    async with server("server") as (_, warm):  # imports and first allocations of this process
+        await close_all(await connect_many(warm, 64))
+    for _ in range(runs):
+        async with server("server") as (process, endpoint):
+            before, cpu, begin = process.memory(), process.cpu(), time.perf_counter()
+            backends = await connect_many(endpoint, count)
+            opened.append(time.perf_counter() - begin)
+            watches = []
+            begin = time.perf_counter()
+            for number, backend in enumerate(backends):
+                watches.append(backend.watch("state"))
+                watches.append(backend.watch(f"seats/{number}"))
             async with anyio.create_task_group() as group:
-                for watch in watches[::2]:
+                for watch in watches:
                     group.start_soon(anext, watch)
-                await backends[0].commit(Put("state", b"%03d" % number + b"x" * 200))
-            pushes.append(time.perf_counter() - begin)
-            cpus.append((process.cpu() - cpu) / count)
-        report(
-            "push of one value to all",
-            watchers=count,
-            seconds=rounded(statistics.median(pushes)),
-            server_cpu_us_per_watcher=rounded(statistics.median(cpus) * 1e6),
-        )
-        await close_all(backends)
+            watched.append(time.perf_counter() - begin)
+            opened_cpu.append((process.cpu() - cpu) / count)
+            memory.append((process.memory() - before) / count)
+            for number in range(pushes_each):
+                cpu, begin = process.cpu(), time.perf_counter()
+                async with anyio.create_task_group() as group:
+                    for watch in watches[::2]:
+                        group.start_soon(anext, watch)
+                    await backends[0].commit(Put("state", b"%03d" % number + b"x" * 200))
+                pushes.append(time.perf_counter() - begin)
+                pushed_cpu.append((process.cpu() - cpu) / count)
+            await close_all(backends)
+    report(
+        "held connections",
+        connections=count,
+        watches=2 * count,
+        open_seconds=summary(opened),
+        watch_seconds=summary(watched),
+        server_cpu_us_per_connection=summary(opened_cpu, 1e6),
+        server_bytes_per_connection=summary(memory),
+    )
+    report(
+        "push of one value to all",
+        watchers=count,
+        seconds=summary(pushes),
+        server_cpu_us_per_watcher=summary(pushed_cpu, 1e6),
+    )
 
 
 async def bench_keepalive(quick: bool) -> None:
@@ -203,7 +208,7 @@ async def bench_keepalive(quick: bool) -> None:
         backends = await connect_many(endpoint, count)
         sessions = [await backend.open_session(10) for backend in backends]
         late: list[float] = []
-        shares = []
+        shares, p99s = [], []
 
         async def keep(session: Session, offset: float, end: float) -> None:
             at = anyio.current_time() + offset
@@ -220,13 +225,15 @@ async def bench_keepalive(quick: bool) -> None:
                 for number, session in enumerate(sessions):
                     group.start_soon(keep, session, number / count, end)
             shares.append((process.cpu() - cpu) / (time.perf_counter() - begin))
-        late.sort()
+            late.sort()
+            p99s.append(late[len(late) * 99 // 100])
+            late.clear()
         report(
             "keep-alives",
             nodes=count,
             per_second=count,
-            server_share_of_a_core=rounded(statistics.median(shares)),
-            p99_ms=rounded(late[len(late) * 99 // 100] * 1e3),
+            server_share_of_a_core=summary(shares),
+            p99_ms=summary(p99s, 1e3),
         )
         await close_all(backends)
 

@@ -12,7 +12,7 @@ from typing import TextIO, TypeAlias
 
 import msgspec
 
-__all__ = ["Figure", "Figures", "Part", "parser_of", "run_parts", "short"]
+__all__ = ["Figure", "Figures", "Part", "list_lines", "parser_of", "run_parts", "short", "summary"]
 
 
 class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -37,7 +37,7 @@ class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
     unit: str
     least: float | None = None
     most: float | None = None
-    runs: int = 1
+    runs: int = 0
     failed: int = 0
     nodes: int = 0
     note: str = ""
@@ -82,7 +82,8 @@ class Figures:
     def ratio(self, part: str, what: str, over: Figure, under: Figure) -> None:
         """Add how many times ``under`` fits into ``over``."""
         value = over.median / under.median if over.median is not None and under.median else None
-        self.add(part, what, f"{over.who} / {under.who}", [value], "times", over.nodes)
+        who = over.who if over.who == under.who else f"{over.who} / {under.who}"
+        self.add(part, what, who, [value], "times", over.nodes)
 
     def table(self) -> str:
         """Return all figures as a Markdown table."""
@@ -132,3 +133,27 @@ def run_parts(parts: Mapping[str, Part], description: str | None) -> None:
 def short(value: float) -> float:
     """Return ``value`` to three digits."""
     return float(f"{value:.3g}")
+
+
+def summary(values: Iterable[float], factor: float = 1.0) -> dict[str, float]:
+    """Return the median, the least and the most of several runs and how many there were, for a JSON line."""
+    scaled = [factor * value for value in values]
+    median, least, most = (float(f"{value:.4g}") for value in (statistics.median(scaled), min(scaled), max(scaled)))
+    return {"median": median, "least": least, "most": most, "runs": len(scaled)}
+
+
+def list_lines(lines: Iterable[Mapping[str, object]]) -> str:
+    """Return JSON lines as a Markdown list, one item for each."""
+    return "".join(f"* {', '.join(f'{name} {_told(value)}' for name, value in line.items())}\n" for line in lines)
+
+
+def _told(value: object) -> str:
+    match value:
+        case {"median": median, "least": least, "most": most, "runs": runs}:
+            return f"{median} ({least} to {most}, {runs} runs)"
+        case None:
+            return "never"
+        case bool():
+            return "yes" if value else "no"
+        case _:
+            return str(value)

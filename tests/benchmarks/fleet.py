@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-__all__ = ["Fleet", "Process", "fleet", "server", "spread", "start"]
+__all__ = ["PATIENCE", "Fleet", "Process", "check_world", "fleet", "server", "spread", "start"]
 
 PATIENCE = 120.0
 
@@ -85,8 +85,28 @@ class Fleet:
             answers = await self.ask(command, patience)
         except TimeoutError:
             return None
-        ends: list[float | None] = [answer["done"] for answer in answers]
-        return None if None in ends else max(end for end in ends if end is not None) - begin
+        return float(max(answer["done"] for answer in answers)) - begin
+
+    async def form(self, size: int, patience: float = PATIENCE) -> float | None:
+        """Return the seconds until all have joined one world of this size; None if it takes too long.
+
+        AssertionError if they hold anything but the ranks of one world.
+        """
+        begin = time.monotonic()
+        try:
+            answers = await self.ask("join", patience)
+        except TimeoutError:
+            return None
+        check_world(answers, size)
+        return float(max(answer["done"] for answer in answers)) - begin
+
+
+def check_world(answers: Sequence[Any], size: int) -> None:
+    """See to it that all joins, with these answers of workers, were into one world."""
+    ranks = sorted(rank for answer in answers for rank in answer["ranks"])
+    assert ranks == list(range(size)), f"a world of {size} with the ranks {ranks[:20]}..."
+    worlds = {tuple(world) for answer in answers for world in answer["worlds"]}
+    assert len(worlds) == 1, f"worlds of different rounds and sizes: {sorted(worlds)}"
 
 
 async def start(module: str, *args: object) -> Process:

@@ -1,4 +1,4 @@
-"""The floor: some connections to the echo server, each as cheap as asyncio makes it.
+"""The floor: some connections to the echo server, each as cheap as asyncio makes it, and read as our client reads.
 
 python -m tests.benchmarks.workers.echo COUNT PORT
 """
@@ -10,10 +10,11 @@ import sys
 import time
 from typing import Any
 
+from rendezvous_async.backends.tcp.reading import SharedBufferProtocol
 from tests.benchmarks.workers.commands import collect_no_garbage, obey
 
 
-class Client(asyncio.Protocol):
+class Client(SharedBufferProtocol):
     """Waits for 64 bytes."""
 
     def __init__(self) -> None:

@@ -1,15 +1,20 @@
-"""The floor: an asyncio server that sends back what it gets, and on demand one small message to everybody."""
+"""The floor: an asyncio server that sends back what it gets, and on demand one small message to everybody.
+
+It reads as our server reads, and its process has the same settings.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
+from rendezvous_async.backends.tcp.process import dedicate_process
+from rendezvous_async.backends.tcp.reading import SharedBufferProtocol
 from tests.benchmarks.workers.commands import obey, say
 
 EVERYBODY = b"!"
 
 
-class Echo(asyncio.Protocol):
+class Echo(SharedBufferProtocol):
     peers: dict[Echo, asyncio.Transport]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -28,6 +33,7 @@ class Echo(asyncio.Protocol):
 
 
 async def main() -> None:
+    dedicate_process()
     Echo.peers = {}
     server = await asyncio.get_running_loop().create_server(Echo, "127.0.0.1", 0, backlog=4096)
     say(server.sockets[0].getsockname()[1])

@@ -1,6 +1,6 @@
 """Some nodes of ours, as tasks of one event loop.
 
-python -m tests.benchmarks.workers.ours COUNT ENDPOINT RUN_ID NODES [KEEP_ALIVE_INTERVAL]
+python -m tests.benchmarks.workers.ours COUNT ENDPOINT RUN_ID NODES [KEEP_ALIVE_INTERVAL [LAST_CALL]]
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ import rendezvous_async as rdzv
 import rendezvous_async.backends.tcp
 from tests.benchmarks.workers.commands import Profiler, collect_no_garbage, obey, traffic
 
-TIMEOUTS = rdzv.Timeouts(join=110, last_call=0.001, regroup=0.001)
-
 
 class Nodes:
     """The nodes of this worker."""
 
-    def __init__(self, count: int, endpoint: str, run_id: str, nodes: str, interval: float) -> None:
+    def __init__(self, count: int, endpoint: str, run_id: str, nodes: str, interval: float, last_call: float) -> None:
+        timeouts = rdzv.Timeouts(join=110, last_call=last_call, regroup=0.001)
         self.meetings = [
             rdzv.connect(
                 endpoint,
                 run_id=run_id,
                 nodes=nodes,
-                timeouts=TIMEOUTS,
+                timeouts=timeouts,
                 keep_alive_interval=interval,
                 keep_alive_max_attempt=30,
                 is_host=False,
@@ -58,8 +57,7 @@ class Nodes:
         return {
             "done": time.monotonic(),
             "ranks": [world.rank for world in self.worlds],
-            "size": self.worlds[0].size,
-            "round": self.worlds[0].round,
+            "worlds": list({(world.round, world.size) for world in self.worlds}),
         }
 
     async def watch(self) -> Any:
@@ -80,6 +78,16 @@ class Nodes:
     async def traffic(self) -> Any:
         """Return what went over the wire so far."""
         return traffic()
+
+    async def commit(self, count: str) -> Any:
+        """Have each commit so often to the round's store, all at once."""
+
+        async def commits(number: int, world: rdzv.World) -> None:
+            for _ in range(int(count)):
+                await world.store.set(f"key/{number}", b"0")
+
+        await asyncio.gather(*(commits(number, world) for number, world in enumerate(self.worlds)))
+        return {"done": time.monotonic()}
 
     async def store(self, seconds: str) -> Any:
         """Return how many operations a second the round's store does, one after the other."""
@@ -104,31 +112,45 @@ class Nodes:
             rates[name] = count / (now - begin)
         return rates
 
-    async def lateness(self, seconds: str) -> Any:
-        """Return how late the callbacks of others run: a timer each 2 ms, for so long."""
-        return await lateness(float(seconds))
+
+class Timers:
+    """How late the callbacks of others run: a timer that is set each 2 ms, from ``timers`` to ``lateness``."""
+
+    def __init__(self) -> None:
+        self._late: list[float] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def timers(self) -> Any:
+        """Begin."""
+        self._late.clear()
+        self._task = asyncio.ensure_future(self._run())  # noqa: TID251
+        return {}
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + 0.002
+            await asyncio.sleep(0.002)
+            self._late.append(loop.time() - due)
+
+    async def lateness(self) -> Any:
+        """End; returns the median, the 99th percentile and the most of how late it was."""
+        assert self._task is not None
+        self._task.cancel()
+        late = sorted(self._late)
+        return {"median": late[len(late) // 2], "p99": late[len(late) * 99 // 100], "most": late[-1]}
 
 
-async def lateness(seconds: float) -> dict[str, float]:
-    """Return the median, the 99th percentile and the most of how late a timer fires that is set each 2 ms."""
-    loop = asyncio.get_running_loop()
-    late: list[float] = []
-    end = loop.time() + seconds
-    while loop.time() < end:
-        due = loop.time() + 0.002
-        await asyncio.sleep(0.002)
-        late.append(loop.time() - due)
-    late.sort()
-    return {"median": late[len(late) // 2], "p99": late[len(late) * 99 // 100], "most": late[-1]}
-
-
-async def main(count: str, endpoint: str, run_id: str, nodes: str, interval: str = "1") -> None:
+async def main(
+    count: str, endpoint: str, run_id: str, nodes: str, interval: str = "1", last_call: str = "0.001"
+) -> None:
     logging.disable(logging.WARNING)
     collect_no_garbage()
-    fleet = Nodes(int(count), endpoint, run_id, nodes, float(interval))
-    names = ("enter", "connect", "join", "watch", "changed", "traffic", "store", "lateness")
-    profiler = Profiler()
+    fleet = Nodes(int(count), endpoint, run_id, nodes, float(interval), float(last_call))
+    names = ("enter", "connect", "join", "watch", "changed", "traffic", "commit", "store")
+    profiler, timers = Profiler(), Timers()
     commands = {name: getattr(fleet, name) for name in names}
+    commands |= {"timers": timers.timers, "lateness": timers.lateness}
     await obey({**commands, "profile": profiler.profile, "profiled": profiler.profiled})
 
 

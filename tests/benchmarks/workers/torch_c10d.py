@@ -71,7 +71,7 @@ class Nodes:
         return {
             "done": time.monotonic(),
             "ranks": [info.rank for info in infos],
-            "size": infos[0].world_size,
+            "worlds": list({(0, info.world_size) for info in infos}),  # it does not say which round
         }
 
     async def watch(self) -> Any:
@@ -80,6 +80,23 @@ class Nodes:
 
         def look(number: int) -> None:
             while self.handlers[number].num_nodes_waiting() == 0:
+                time.sleep(POLL)  # noqa: TID251 - as the agent does
+            self.changes.append(time.monotonic())
+
+        self._watching = asyncio.ensure_future(self._all(look))  # noqa: TID251
+        return {}
+
+    async def miss(self) -> Any:
+        """Poll in the same way, until each sees fewer members than now: the agent itself never looks at that."""
+        self.changes = []
+
+        def members(number: int) -> int:
+            self.handlers[number].num_nodes_waiting()  # brings its view up to date
+            return len(self.handlers[number]._state_holder.state.participants)
+
+        def look(number: int) -> None:
+            before = members(number)
+            while members(number) >= before:
                 time.sleep(POLL)  # noqa: TID251 - as the agent does
             self.changes.append(time.monotonic())
 
@@ -126,7 +143,7 @@ async def main(count: str, port: str, run_id: str, nodes: str, kind: str) -> Non
     collect_no_garbage()
     low, _, high = nodes.partition(":")
     fleet = Nodes(int(count), int(port), run_id, int(low), int(high or low))
-    names = ("enter", "connect", "join", "watch", "changed", "traffic", "store")
+    names = ("enter", "connect", "join", "watch", "miss", "changed", "traffic", "store")
     await obey({name: getattr(fleet, name) for name in names})
 
 
