@@ -32,7 +32,10 @@ __all__ = ["Endurance", "Failure", "Stretch", "code_version", "configure", "endu
 
 AHEAD = 8
 """Sagas for each process that may be done or under way while an earlier one is still being played."""
-NOT_SIMULATED = ("cli/", "sync/", "torchrun.py", "plugin.py", "backends/tcp/", "backends/etcd/", "backends/file/")
+NOT_SIMULATED = (
+    *("cli/", "sync/", "torchrun.py", "plugin.py"),
+    *("backends/tcp/", "backends/etcd/", "backends/file/", "backends/log.py", "backends/frames.py"),
+)
 SIMULATOR = ("checks", "clock", "cluster", "groups", "history", "jobs", "network", "sagas", "scenarios")
 
 

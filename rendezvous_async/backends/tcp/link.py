@@ -9,7 +9,7 @@ import asyncio
 import os
 import ssl
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from rendezvous_async.backends.tcp import wire
 from rendezvous_async.backends.tcp.auth import Secret, prove, verify
@@ -103,7 +103,7 @@ class Link(SharedBufferProtocol):
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's are no instances of it
         self._transport = transport
         self._is_encrypted = transport.get_extra_info("ssl_object") is not None
         transport.write(self._hello)
