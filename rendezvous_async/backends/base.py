@@ -373,11 +373,15 @@ class Backend(ABC):
                 f"a commit to {self.name} has at most {self.max_writes} writes and as many conditions, "
                 f"not {len(writes)} and {len(when)}; split it"
             )
-        size = 0
+        # A character has four bytes at the most: as a rule that is enough to know.
+        most = sum([len(condition.key) for condition in when])
+        for write in writes:
+            most += len(write.name) if isinstance(write, Delete) else len(write.key) + len(write.value)
+        if 4 * most <= self.max_bytes:
+            return
+        size = sum([name_size(condition.key) for condition in when])
         for write in writes:
             size += name_size(write.name) if isinstance(write, Delete) else name_size(write.key) + len(write.value)
-        for condition in when:
-            size += name_size(condition.key)
         if size > self.max_bytes:
             raise ValueError(f"a commit to {self.name} has at most {self.max_bytes} bytes, not {size}; split it")
 

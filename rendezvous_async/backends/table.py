@@ -362,11 +362,13 @@ class Table:
             self._graves.pop(key, None)
             for subtree in subtrees_of(key):
                 self._subtrees.setdefault(subtree, {})[key] = None
-        elif old.session is not None and old.session != entry.session:
-            self._sessions[old.session].keys.discard(key)
+            self.size += _weight(entry)
+        else:
+            if old.session is not None and old.session != entry.session:
+                self._sessions[old.session].keys.discard(key)
+            self.size += len(entry.value or b"") - len(old.value or b"")
         if entry.session is not None:
             self._sessions[entry.session].keys.add(key)
-        self.size += _weight(entry) - (0 if old is None else _weight(old))
         self._entries[key] = entry
         self._live[key] = entry.token.revision
         self._live.move_to_end(key)

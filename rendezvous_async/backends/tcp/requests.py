@@ -167,7 +167,10 @@ def _may_write(peer: Connection, id: int, writes: tuple[Write, ...], when: tuple
         if isinstance(write, Put):
             puts += 1
             size += len(write.key) + len(write.value)
-            if not _may_name(peer, id, write.key) or not _is_key(peer, id, write.key):
+            if not _may_name(peer, id, write.key):
+                return False
+            if write.key.endswith("/"):
+                peer.fail(id, wire.FAILED_INVALID, f"a key must not end in a slash: {write.key[:64]!r}")
                 return False
             if write.session is not None and not _may_use(peer, id, write.session):
                 return False
@@ -179,13 +182,6 @@ def _may_write(peer: Connection, id: int, writes: tuple[Write, ...], when: tuple
     table = peer.server.table
     if puts and (len(table) + puts > limits.keys or table.size + size > limits.bytes):
         peer.fail(id, wire.FAILED_LIMIT, f"the server is full: {len(table)} keys, {table.size} bytes")
-        return False
-    return True
-
-
-def _is_key(peer: Connection, id: int, key: str) -> bool:
-    if key.endswith("/"):
-        peer.fail(id, wire.FAILED_INVALID, f"a key must not end in a slash: {key[:64]!r}")
         return False
     return True
 
