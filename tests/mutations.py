@@ -200,8 +200,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "backends/table.py",
-        "        elif old.session is not None and old.session != entry.session:",
-        "        elif False:",
+        "            if old.session is not None and old.session != entry.session:",
+        "            if False:",
         "the end of an old session deletes what a new one wrote",
         "tests/backends/test_table.py::test_a_key_belongs_to_the_session_of_its_last_put",
     ),
