@@ -1,9 +1,10 @@
 """Join and leave, again and again, and count what is left behind: tasks, threads, descriptors, memory.
 
-    python -m tests.cycles --cycles 10000 --backend tcp      # or memory, file
+    python -m tests.cycles --cycles 10000 --backend tcp      # or durable, memory, file, etcd, sync
 
-Two nodes form a round, use its store, and leave; that is one cycle. Every warning is an error (unawaited coroutines,
-unclosed sockets). Prints a JSON line for each tenth, and one for the whole; exits 1 if anything has grown.
+Two nodes form a round, use its store, and leave; that is one cycle. ``durable`` is tcp with a data directory, a secret
+and TLS; ``sync`` is the blocking facade on tcp, in two threads. Every warning is an error (unawaited coroutines, unclosed
+sockets). Prints a JSON line for each tenth, and one for the whole; exits 1 if anything has grown.
 """
 
 from __future__ import annotations
