@@ -29,13 +29,21 @@ MEMBERS = 3
 
 
 class EtcdStage(Stage):
-    """A cluster whose members fail one at a time, or two at once: then nothing is served until one is back."""
+    """A cluster whose members fail one at a time, or two at once: then nothing is served until one is back.
+
+    Attributes:
+        cluster: All members.
+        peers_way: By which one of them reaches the others; None where there are no namespaces.
+        clients_way: By which its clients reach it.
+    """
 
     name = "etcd"
+    peers_way: Link | None = None
+    clients_way: Link | None = None
 
     @property
     def endpoint(self) -> str:
-        return self._cluster.endpoint
+        return self.cluster.endpoint
 
     @property
     def faults(self) -> dict[str, StageFault]:
@@ -47,7 +55,7 @@ class EtcdStage(Stage):
             "majority stop": self._stop_majority,
             "majority freeze": self._freeze_majority,
         }
-        if self._ways.links:
+        if self.peers_way is not None:
             faults |= {"member cut off from the others": self._cut_from_others, "member cut off": self._cut_off}
         if self._may_kill:
             faults["member kill -9"] = self._kill
@@ -60,42 +68,42 @@ class EtcdStage(Stage):
         self.remarks.append(f"etcd {shown}, {MEMBERS} members")
         if not self._may_kill:
             self.remarks.append("members are stopped with SIGTERM, not SIGKILL: this etcd loses data then (13766)")
-        self._ways = Links(first=4)
-        self._stack.callback(self._ways.remove)
-        await to_thread.run_sync(self._ways.make, 1, 2)
+        ways = Links(first=4)
+        self._stack.callback(ways.remove)
+        await to_thread.run_sync(ways.make, 1, 2)
         places = [MemberPlace()] * MEMBERS
-        if self._ways.why_not:
-            self.remarks.append(f"no member is cut off from the others: {self._ways.why_not}")
+        if ways.why_not:
+            self.remarks.append(f"no member is cut off from the others: {ways.why_not}")
         else:
-            self._clients_way, self._peers_way = self._ways.links
-            away = MemberPlace(self._clients_way.there, self._peers_way.there, self._clients_way.prefix)
-            places = [*[MemberPlace(peers=self._peers_way.here)] * (MEMBERS - 1), away]
-        self._cluster = EtcdCluster(MEMBERS, places=places)
-        self._stack.callback(self._cluster.stop)
-        await to_thread.run_sync(self._cluster.start)
+            clients, peers = self.clients_way, self.peers_way = ways.links
+            away = MemberPlace(clients.there, peers.there, clients.prefix)
+            places = [*[MemberPlace(peers=peers.here)] * (MEMBERS - 1), away]
+        self.cluster = EtcdCluster(MEMBERS, places=places)
+        self._stack.callback(self.cluster.stop)
+        await to_thread.run_sync(self.cluster.start)
         self.namespace = f"/{Stage.namespace}"
-        self.follower = EtcdFollower(self._cluster.members, f"{self.namespace}/")
+        self.follower = EtcdFollower(self.cluster.members, f"{self.namespace}/")
         self._stack.callback(self.follower.close)
-        servers = [(member.place.clients, member.client_port) for member in self._cluster.members]
+        servers = [(member.place.clients, member.client_port) for member in self.cluster.members]
         await self._make_places(servers, "etcd", f"?call_timeout={self.pace:g}", linked=2)
 
     async def _stop(self, rng: random.Random) -> None:
-        await self._take_down(rng.choice(self._cluster.members), rng, "stop")
+        await self._take_down(rng.choice(self.cluster.members), rng, "stop")
 
     async def _kill(self, rng: random.Random) -> None:
-        await self._take_down(rng.choice(self._cluster.members), rng, "kill")
+        await self._take_down(rng.choice(self.cluster.members), rng, "kill")
 
     async def _stop_leader(self, rng: random.Random) -> None:
-        await self._take_down(await to_thread.run_sync(self._cluster.leader), rng, "stop")
+        await self._take_down(await to_thread.run_sync(self.cluster.leader), rng, "stop")
 
     async def _freeze(self, rng: random.Random) -> None:
-        await self._hold(rng.choice(self._cluster.members), rng)
+        await self._hold(rng.choice(self.cluster.members), rng)
 
     async def _freeze_leader(self, rng: random.Random) -> None:
-        await self._hold(await to_thread.run_sync(self._cluster.leader), rng)
+        await self._hold(await to_thread.run_sync(self.cluster.leader), rng)
 
     async def _stop_majority(self, rng: random.Random) -> None:
-        members = rng.sample(self._cluster.members, MEMBERS // 2 + 1)
+        members = rng.sample(self.cluster.members, MEMBERS // 2 + 1)
         for member in members:
             await to_thread.run_sync(member.stop)
         await anyio.sleep(1.5 * self.ttl * rng.random())
@@ -104,7 +112,7 @@ class EtcdStage(Stage):
         await self._whole()
 
     async def _freeze_majority(self, rng: random.Random) -> None:
-        members = rng.sample(self._cluster.members, MEMBERS // 2 + 1)
+        members = rng.sample(self.cluster.members, MEMBERS // 2 + 1)
         for member in members:
             member.freeze()
         try:
@@ -118,15 +126,16 @@ class EtcdStage(Stage):
         """Cut a member off from the others, though not from clients; every other time it leads them."""
         if rng.random() < 0.5:
             with suppress(OSError):  # it need not
-                await to_thread.run_sync(self._cluster.make_leader, self._cluster.members[-1])
-        await self._cut(rng, self._peers_way)
+                await to_thread.run_sync(self.cluster.make_leader, self.cluster.members[-1])
+        await self._cut(rng, self.peers_way)
 
     async def _cut_off(self, rng: random.Random) -> None:
         """Cut a member off from the others and from clients."""
-        await self._cut(rng, self._peers_way, self._clients_way)
+        await self._cut(rng, self.peers_way, self.clients_way)
 
-    async def _cut(self, rng: random.Random, *links: Link) -> None:
+    async def _cut(self, rng: random.Random, *ways: Link | None) -> None:
         seconds = 0.3 + 2 * self.ttl * rng.random()
+        links = [way for way in ways if way is not None]
         failures = []
         try:
             failures += [await to_thread.run_sync(link.cut_inside) for link in links]
@@ -153,7 +162,7 @@ class EtcdStage(Stage):
 
     async def _whole(self) -> None:
         """Wait until all members answer, so that the next fault leaves a majority."""
-        await to_thread.run_sync(lambda: self._cluster.wait_ready(timeout=60 * self.pace))
+        await to_thread.run_sync(lambda: self.cluster.wait_ready(timeout=60 * self.pace))
 
 
 def etcd_version() -> tuple[int, ...]:
