@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import json
 import logging
 import random
@@ -29,6 +30,8 @@ __all__ = ["Tally", "fuzz_decoder", "main"]
 
 BATCH = 500
 TAKES_TOO_LONG = 30.0
+HANGS = 120.0
+"""Seconds after its time for which it may go on; then it prints where it is, and ends."""
 MOST_BROKEN = 20
 """After so many it stops."""
 
@@ -64,9 +67,11 @@ def main(arguments: list[str] | None = None, say: Callable[[str], None] = print)
     options = parser.parse_args(arguments)
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)  # Decoders and clients complain of what is done to them here.
+    faulthandler.dump_traceback_later(60 * options.minutes + HANGS, exit=True)
     try:
         tallies, grown = asyncio.run(_fuzz(options.minutes, options.seed))
     finally:
+        faulthandler.cancel_dump_traceback_later()
         logging.disable(before)
     failed = 0
     for name, tally in tallies.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 from contextlib import suppress
 from typing import Self
 
@@ -81,7 +82,11 @@ class Port:
             except ConnectionError as error:
                 return [f"the server is gone: {error!r}"]
         broken += await _still_serves(self._endpoint, self.secret)
-        state = await self._look()
+        try:
+            state = await self._look()
+        except TimeoutError:
+            self._server.signal(signal.SIGUSR1)
+            return [*broken, "the server does not answer any more; it has printed where it is"]
         for _ in range(500):  # some seconds: the server may still be hearing of the last ends
             if not state.connections:
                 break
@@ -122,7 +127,7 @@ class Port:
 
     async def _look(self) -> State:
         self._server.write("look")
-        return msgspec.json.decode(await self._server.read(), type=State)
+        return msgspec.json.decode(await self._server.read(20), type=State)
 
 
 async def _still_serves(endpoint: str, secret: str | None) -> list[str]:

@@ -1,14 +1,17 @@
 """The server that ``tests.hostile.port`` attacks, in a process of its own, so that its memory is its own, too.
 
-It prints its endpoint, and then, for each line that it reads, what there is at that moment.
+It prints its endpoint, and then, for each line that it reads, what there is at that moment. SIGUSR1 makes it print
+where it is, even if it hangs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import logging
 import os
+import signal
 import sys
 
 import msgspec
@@ -48,5 +51,6 @@ def _rss_kib() -> int:
 
 def main(secret: str | None = None) -> None:
     """Serve until there is nothing more to read."""
+    faulthandler.register(signal.SIGUSR1)
     logging.disable(logging.WARNING)  # It complains of what is done to it here.
     asyncio.run(_serve(secret))
