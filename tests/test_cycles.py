@@ -10,17 +10,28 @@ import warnings
 import pytest
 
 from rendezvous_async.backends.tcp import serve
-from tests.cycles import Left, growth, look, main, meeting_place, run_cycles
+from rendezvous_async.testing.etcd import etcd_program
+from tests.cycles import BACKENDS, Left, growth, look, main, meeting_place, run_cycles
 
-FEW = {"memory": 200, "tcp": 150, "file": 50}
+FEW = {"memory": 200, "tcp": 150, "durable": 60, "file": 50, "etcd": 40, "sync": 60}
+
+
+def _skip_without_etcd(backend: str) -> None:
+    if backend == "etcd" and etcd_program() is None:
+        pytest.skip("there is no etcd here")
+
+
+def test_every_backend_is_tried() -> None:
+    assert sorted(FEW) == sorted(BACKENDS)
 
 
 @pytest.mark.parametrize("backend", FEW)
 async def test_a_few_hundred_cycles_leave_nothing(backend: str) -> None:
+    _skip_without_etcd(backend)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # pytest turns what cannot be raised, such as an unclosed socket, into a failure
         async with meeting_place(backend) as endpoint:
-            looks = await run_cycles(endpoint, FEW[backend], parts=4)
+            looks = await run_cycles(backend, endpoint, FEW[backend], parts=4)
             assert growth(looks, FEW[backend]) == []
         gc.collect()
 
@@ -28,6 +39,7 @@ async def test_a_few_hundred_cycles_leave_nothing(backend: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", FEW)
 def test_ten_thousand_cycles_leave_nothing(backend: str) -> None:
+    _skip_without_etcd(backend)
     assert main(["--cycles", "10000", "--backend", backend]) == 0
 
 
@@ -46,6 +58,13 @@ async def test_a_leak_is_seen() -> None:
 
 
 def test_memory_that_grows_is_seen() -> None:
-    before = Left(1, 1, 1, 20_000, 50_000)
-    assert growth([before, Left(1, 1, 1, 20_500, 51_000)], 10_000) == []
-    assert len(growth([before, Left(1, 1, 1, 30_000, 60_000)], 10_000)) == 2
+    before = Left(1, 1, 1, 20_000, 150_000, 50_000)
+    looks = [before, Left(1, 1, 1, 20_500, 150_600, 54_000)]
+    assert growth(looks, 10_000) == []
+    grown = growth([before, Left(1, 1, 1, 30_000, 160_000, 60_000)], 10_000)
+    assert [line.partition(":")[0] for line in grown] == ["objects", "blocks", "rss_kib"]
+
+
+def test_what_is_kept_on_purpose_may_fill_up_first() -> None:
+    before, after = Left(1, 1, 1, 20_000, 150_000, 50_000), Left(1, 1, 1, 20_000, 156_000, 60_000)
+    assert growth([before, after], 150) == []

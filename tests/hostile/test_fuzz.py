@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 
@@ -9,7 +10,8 @@ import pytest
 
 from tests.hostile.decoders import Target, targets
 from tests.hostile.fuzz import Tally, fuzz_decoder, main
-from tests.hostile.port import attack
+from tests.hostile.port import GROWTH_KIB, Port
+from tests.hostile.victim import State
 
 INPUTS = 300
 NAMES = (
@@ -41,7 +43,29 @@ def test_a_decoder_answers_nonsense_with_its_own_error(found: dict[str, Target],
 
 @pytest.mark.parametrize("secret", [None, "secret"])
 async def test_the_port_survives_what_is_thrown_at_it(secret: str | None) -> None:
-    assert await attack(random.Random(7), 30, secret) == []
+    rng = random.Random(7)
+    async with Port(secret) as port:
+        for _ in range(4):
+            assert await port.attack(rng, 30) == []
+        assert all(look.connections == 0 for look in port.looks)
+        assert port.grown_kib < GROWTH_KIB
+
+
+async def test_a_server_that_grows_is_reported() -> None:
+    """As one would that keeps something of every connection: its first look is made to say that it was small."""
+    async with Port() as port:
+        assert await port.attack(random.Random(7), 1) == []
+        small = port.looks[0].rss_kib - GROWTH_KIB - 1024
+        port.looks[0] = State(0, small, [])
+        (broken,) = await port.attack(random.Random(7), 1)
+        assert broken.startswith("the server has grown by")
+
+
+def test_decoders_and_both_ports_are_tried_by_the_command() -> None:
+    said: list[str] = []
+    assert main(["--minutes", "0.01", "--seed", "3"], said.append) == 0
+    names = [json.loads(line)["target"] for line in said]
+    assert names == [*NAMES, "tcp port", "tcp port with a secret"]
 
 
 def test_a_decoder_that_breaks_is_reported() -> None:

@@ -11,16 +11,20 @@ import resource
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import anyio
 from anyio import to_thread
 
 from rendezvous_async.testing.campaign.processes import Child
 from rendezvous_async.testing.campaign.stage import Place, Stage
+from rendezvous_async.testing.checks import BrokenGuaranteeError
 from rendezvous_async.testing.proxy import Direction, Proxy
 
 __all__ = ["Actor", "Fault", "Scene", "faults_of"]
+
+STOP = 60.0
+"""Seconds within which a process that is told to end must have ended."""
 
 
 class Actor(Protocol):
@@ -63,14 +67,32 @@ async def kill_client(scene: Scene, rng: random.Random) -> bool:
     return await _kill(scene, rng, is_node=False)
 
 
+async def kill_host(scene: Scene, rng: random.Random) -> bool:
+    """Kill the process that hosts the server with SIGKILL; another one must take over."""
+    return await _end(_pick(scene, rng, _hosts(scene)), scene, rng, "crash")
+
+
+async def stop_host(scene: Scene, rng: random.Random) -> bool:
+    """Let the process that hosts the server end in good order (SIGTERM): it lingers, and another one takes over."""
+    return await _end(_pick(scene, rng, _hosts(scene)), scene, rng, "stop")
+
+
 async def _kill(scene: Scene, rng: random.Random, *, is_node: bool) -> bool:
-    actor = _pick(scene, rng, lambda actor: actor.is_node == is_node)
+    return await _end(_pick(scene, rng, lambda actor: actor.is_node == is_node), scene, rng, "crash")
+
+
+async def _end(actor: Actor | None, scene: Scene, rng: random.Random, how: Literal["crash", "stop"]) -> bool:
     if actor is None:
         return False
     pause, anew = 3 * rng.random(), rng.random() < 0.5
     actor.busy = True
-    scene.note("crash", actor)
-    await actor.child.kill()
+    scene.note(how, actor)
+    if how == "crash":
+        await actor.child.kill()
+    else:
+        actor.child.send(signal.SIGTERM)
+        if not await actor.child.ended_within(STOP * scene.stage.pace):
+            raise BrokenGuaranteeError("everything_ends", f"{actor} was told to and did not end")
     await anyio.sleep(pause)
     if not anew:
         scene.note("restart", actor)
@@ -89,8 +111,15 @@ async def freeze_long(scene: Scene, rng: random.Random) -> bool:
     return await _freeze(scene, rng, scene.ttl * (1.1 + rng.random()))
 
 
-async def _freeze(scene: Scene, rng: random.Random, seconds: float) -> bool:
-    actor = _pick(scene, rng)
+async def freeze_host(scene: Scene, rng: random.Random) -> bool:
+    """Freeze the process that hosts the server, for less or more than the TTL: nobody can take its place meanwhile."""
+    return await _freeze(scene, rng, 2 * scene.ttl * rng.random(), _hosts(scene))
+
+
+async def _freeze(
+    scene: Scene, rng: random.Random, seconds: float, wanted: Callable[[Actor], bool] = lambda actor: True
+) -> bool:
+    actor = _pick(scene, rng, wanted)
     if actor is None:
         return False
     actor.busy = True
@@ -186,7 +215,15 @@ async def partition(scene: Scene, rng: random.Random) -> bool:
 
 async def fail_sync(scene: Scene, rng: random.Random) -> bool:
     """Let the next sync of a process fail."""
-    actor = _pick(scene, rng, lambda actor: actor.child.up)
+    return await _fail_sync(_pick(scene, rng, lambda actor: actor.child.up), scene)
+
+
+async def fail_sync_of_host(scene: Scene, rng: random.Random) -> bool:
+    """Let the next sync of the process that hosts the server fail: its server ends, and somebody hosts it again."""
+    return await _fail_sync(_pick(scene, rng, _hosts(scene)), scene)
+
+
+async def _fail_sync(actor: Actor | None, scene: Scene) -> bool:
     if actor is None:
         return False
     scene.note("fsync error", actor)
@@ -232,6 +269,12 @@ def _pick(scene: Scene, rng: random.Random, wanted: Callable[[Actor], bool] = la
     return rng.choice(able) if able else None
 
 
+def _hosts(scene: Scene) -> Callable[[Actor], bool]:
+    """Return what tells whether somebody hosts the server at this moment."""
+    port = scene.stage.hosted_port
+    return lambda actor: port is not None and actor.child.listens(port)
+
+
 def faults_of(stage: Stage) -> dict[str, tuple[float, Fault]]:
     """Return what can happen on a stage: its kind, how often it is to be drawn, and what does it."""
     faults: dict[str, tuple[float, Fault]] = {
@@ -253,6 +296,13 @@ def faults_of(stage: Stage) -> dict[str, tuple[float, Fault]]:
         faults["partition (network namespace)"] = (2, partition)
     if stage.syncs_in_nodes:
         faults |= {"fsync error": (2, fail_sync), "file too large": (1, limit_files)}
+    if stage.hosted_port is not None:
+        faults |= {
+            "host kill -9": (4, kill_host),
+            "host stop": (3, stop_host),
+            "host freeze": (2, freeze_host),
+            "host fsync error": (2, fail_sync_of_host),
+        }
     for kind, harm in stage.faults.items():
         faults[kind] = (3 if "kill" in kind else 1.2, _of_the_stage(harm))
     return faults

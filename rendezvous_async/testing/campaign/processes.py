@@ -16,6 +16,9 @@ from rendezvous_async.testing.campaign.records import Line, Tail, Up
 
 __all__ = ["Child"]
 
+LISTENING = "0A"
+"""The state of a socket that listens, as the system's table of sockets has it."""
+
 
 class Child:
     """One process, with the file that it notes things in and one for what it prints.
@@ -60,6 +63,18 @@ class Child:
     def errors(self) -> str:
         """What it has printed."""
         return self._errors.read_text(errors="replace") if self._errors.exists() else ""
+
+    def listens(self, port: int) -> bool:
+        """Tell whether it is the one that listens on this port of IPv4."""
+        if not self.running:
+            return False
+        with open("/proc/net/tcp", encoding="ascii") as table:
+            rows = [line.split() for line in table][1:]
+        sockets = {f"socket:[{row[9]}]" for row in rows if row[1].endswith(f":{port:04X}") and row[3] == LISTENING}
+        opened = Path(f"/proc/{self.pid}/fd")
+        with suppress(OSError):  # it may end while we look
+            return any(os.readlink(opened / number) in sockets for number in os.listdir(opened))
+        return False
 
     async def start(self, *arguments: str) -> None:
         """Run Python with these arguments, or what the prefix makes of it."""

@@ -16,13 +16,13 @@ from rendezvous_async.testing.campaign.act import Act
 from rendezvous_async.testing.campaign.performer import Plan
 from rendezvous_async.testing.campaign.stage import FileStage, Stage
 from rendezvous_async.testing.campaign.stage_etcd import EtcdStage
-from rendezvous_async.testing.campaign.stage_tcp import TcpStage
+from rendezvous_async.testing.campaign.stage_tcp import HostedStage, TcpStage
 from rendezvous_async.testing.campaign.verdict import DATA_CHECKS
 from rendezvous_async.testing.checks import CHECKS
 
 __all__ = ["STAGES", "Result", "run_campaign"]
 
-STAGES: dict[str, type[Stage]] = {"tcp": TcpStage, "etcd": EtcdStage, "file": FileStage}
+STAGES: dict[str, type[Stage]] = {stage.name: stage for stage in (TcpStage, HostedStage, EtcdStage, FileStage)}
 
 
 class Result(msgspec.Struct):
@@ -87,7 +87,7 @@ async def run_campaign(
     """Play acts until the time is over, or one breaks a promise.
 
     Args:
-        backend: ``tcp``, ``etcd`` or ``file``.
+        backend: ``tcp``, ``hosted``, ``etcd`` or ``file``.
         seed: Of everything random.
         minutes: After so many no act is begun any more.
         first: The number of the first act; each act has a seed of its own, made of the campaign's and its number.
@@ -102,7 +102,7 @@ async def run_campaign(
     began = anyio.current_time()
     try:
         async with anyio.create_task_group() as group:
-            async with STAGES[backend](folder, group, plan.nodes + plan.clients, plan.pace) as stage:
+            async with STAGES[backend](folder, group, plan.nodes + plan.clients, plan.pace, plan.ttl) as stage:
                 result.remarks = stage.remarks
                 while acts is None or result.acts < acts:
                     number = first + result.acts

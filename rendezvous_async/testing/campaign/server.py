@@ -27,6 +27,7 @@ class Options(msgspec.Struct, frozen=True):
     data_dir: str
     notebook: str
     disconnect_grace: float = 1.0
+    secret: str | None = None
 
 
 async def main(options: Options) -> int:
@@ -39,7 +40,11 @@ async def main(options: Options) -> int:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     code = 0
     async with serve(
-        "127.0.0.1", options.port, data_dir=options.data_dir, disconnect_grace=options.disconnect_grace
+        "127.0.0.1",
+        options.port,
+        data_dir=options.data_dir,
+        secret=options.secret,
+        disconnect_grace=options.disconnect_grace,
     ) as server:
         Notebook(options.notebook).note(Up(anyio.current_time(), "server"))
         async with anyio.create_task_group() as group:

@@ -56,6 +56,7 @@ class Stage(ABC):
         group: For its tasks.
         places: How many processes will use it.
         pace: How much longer than usual everything may take.
+        ttl: Seconds of the nodes' leases.
 
     Attributes:
         remarks: What cannot be done on this machine, and what was chosen instead.
@@ -69,10 +70,15 @@ class Stage(ABC):
     networked = True
     syncs_in_nodes = False
     """Whether nodes write to the disk themselves."""
+    hosted_port: int | None = None
+    """Where nodes and clients host the server themselves; None if they do not."""
 
-    def __init__(self, folder: Path, group: anyio.abc.TaskGroup, places: int, pace: float = 1.0) -> None:
+    def __init__(
+        self, folder: Path, group: anyio.abc.TaskGroup, places: int, pace: float = 1.0, ttl: float = 4.0
+    ) -> None:
         self.folder = folder
         self.pace = pace
+        self.ttl = ttl
         self.remarks: list[str] = []
         self.places: list[Place] = []
         self.busy = False

@@ -1,4 +1,8 @@
-"""The TCP server as a stage: one process with a data directory, and somebody who starts it again when it ends."""
+"""The TCP server as a stage: a process of its own, or hosted by whichever node or client finds nobody serving.
+
+Its process has a secret, so that every reconnection proves it anew; the hosted one has none. Both keep everything in a
+data directory, so that nothing acknowledged may be lost.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,14 @@ from rendezvous_async.testing.campaign.follower import LogFollower
 from rendezvous_async.testing.campaign.processes import Child
 from rendezvous_async.testing.campaign.records import Up
 from rendezvous_async.testing.campaign.server import Options
-from rendezvous_async.testing.campaign.stage import Stage, StageFault
+from rendezvous_async.testing.campaign.stage import Place, Stage, StageFault
 
-__all__ = ["TcpStage"]
+__all__ = ["HostedStage", "TcpStage"]
 
+SECRET = "the-secret-of-the-campaign"
 START = 80.0
+LINGER = 4.0
+"""Seconds that a host which is to end serves on for the others: not all of them go in that time."""
 PATIENCE = 15.0
 PORTS = range(20000, 32000)
 """Below those that the system gives to clients: a port must be free again when its server comes back."""
@@ -34,7 +41,7 @@ class TcpStage(Stage):
 
     @property
     def endpoint(self) -> str:
-        return f"tcp://127.0.0.1:{self._port}?is_host=false"
+        return f"tcp://127.0.0.1:{self._port}?is_host=false&secret={SECRET}"
 
     @property
     def faults(self) -> dict[str, StageFault]:
@@ -63,12 +70,12 @@ class TcpStage(Stage):
             await self._is_up()
         self.follower = LogFollower(self._data / LOG_NAME)
         self._stack.callback(self.follower.close)
-        query = f"?is_host=false&stall_timeout={1.5 * self.pace:g}"
+        query = f"?is_host=false&secret={SECRET}&stall_timeout={1.5 * self.pace:g}"
         await self._make_places([("127.0.0.1", self._port)], "tcp", query, linked=2)
 
     async def _look_after(self) -> None:
         """Run the server, and run it again whenever it has ended."""
-        options = Options(self._port, str(self._data), str(self._server.notebook), self.pace)
+        options = Options(self._port, str(self._data), str(self._server.notebook), self.pace, SECRET)
         while not self._ending:
             command = ("-m", "rendezvous_async.testing.campaign.server", msgspec.json.encode(options).decode())
             await self._server.start(*command)
@@ -124,6 +131,35 @@ class TcpStage(Stage):
     async def _fill_disk(self, rng: random.Random) -> None:
         await self._disk.be_full(0.3 + 2 * rng.random())
         await self._back_up()
+
+
+class HostedStage(Stage):
+    """No server of its own: all have one port and one data directory, and whoever finds nobody serving hosts it.
+
+    There is no proxy, since who is given a proxy's port does not host; ``TcpStage`` plays those faults.
+    """
+
+    name = "hosted"
+    networked = False
+
+    @property
+    def endpoint(self) -> str:
+        pace = self.pace
+        return (
+            f"tcp://127.0.0.1:{self.hosted_port}?is_host=auto&data_dir={self._data}&linger={LINGER * pace:g}"
+            f"&connect_timeout={START * pace:g}&stall_timeout={1.5 * pace:g}&disconnect_grace={pace:g}"
+        )
+
+    @property
+    def faults(self) -> dict[str, StageFault]:
+        return {}
+
+    async def _set_up(self) -> None:
+        self._data = self.folder / "data"
+        self.hosted_port = _free_port(random.Random(os.getpid()))
+        self.follower = LogFollower(self._data / LOG_NAME)
+        self._stack.callback(self.follower.close)
+        self.places = [Place(self.endpoint, []) for _ in range(self._count)]
 
 
 def _free_port(rng: random.Random) -> int:

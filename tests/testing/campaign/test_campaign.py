@@ -1,4 +1,4 @@
-"""A short campaign on every backend: real processes, real faults, and a verdict.
+"""Two minutes of faults, half a minute on every stage: real processes, real faults, and a verdict.
 
 The long ones have their own command: ``python -m rendezvous_async.testing campaign --backend tcp --minutes 30``.
 """
@@ -11,22 +11,30 @@ from pathlib import Path
 import pytest
 
 from rendezvous_async.testing.campaign.performer import Plan
-from rendezvous_async.testing.campaign.report import Result, run_campaign
+from rendezvous_async.testing.campaign.report import STAGES, Result, run_campaign
 from rendezvous_async.testing.etcd import etcd_program
 
-SHORT = Plan(nodes=4, min_nodes=2, max_nodes=3, clients=1, disturbed=5.0, max_attempt=8, settle=80.0)
+SECONDS = 120.0
+"""Of faults, in all."""
+SHORT = Plan(nodes=4, min_nodes=2, max_nodes=3, clients=1, disturbed=SECONDS / len(STAGES), settle=80.0)
 
 
-@pytest.mark.parametrize("backend", ["tcp", "etcd", "file"])
-async def test_a_short_campaign_finds_nothing(backend: str, tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("backend", STAGES)
+async def test_half_a_minute_of_faults_breaks_nothing(backend: str, tmp_path: Path) -> None:
     if backend == "etcd" and etcd_program() is None:
         pytest.skip("there is no etcd here")
     result = await run_campaign(backend, seed=7, acts=1, plan=SHORT, keep=tmp_path)
     assert not result.breach, str(result)
-    assert result.rounds >= 2
-    assert result.faults.total() >= 3
-    assert result.looked["acknowledged commits"] > 10
-    assert result.looked["listings of watches"] > 10
+    assert result.acts == 1
+    assert result.seconds > SHORT.disturbed
+    # How much fits into the time is up to the machine; these are far below what a busy one does.
+    assert result.rounds >= 3, str(result)
+    assert result.faults.total() >= 10, str(result)
+    assert len(result.faults) >= 4, str(result)
+    assert result.looked["acknowledged commits"] > 50
+    assert result.looked["reads and listings"] > 50
+    assert result.looked["listings of watches"] > 50
     assert os.listdir(tmp_path) == []  # nothing is left of a campaign without a breach
 
 
