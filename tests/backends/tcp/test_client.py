@@ -16,6 +16,7 @@ from rendezvous_async.backends.base import OUT_AFTER, Condition, Delete, Put, Wa
 from rendezvous_async.backends.tcp import TcpBackend, TcpServer, dialing, serve, wire
 from rendezvous_async.backends.tcp.dialing import Attempts, Backoff
 from rendezvous_async.backends.tcp.link import Link
+from rendezvous_async.clock import Patience
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousSessionError
 from rendezvous_async.settings import parse_endpoint
 from rendezvous_async.testing.proxy import Proxy
@@ -141,6 +142,28 @@ async def test_a_call_that_is_given_up_leaves_nothing_behind() -> None:
         proxy.refusing = False
         with anyio.fail_after(WAIT):
             assert await backend.get("key") is None
+        assert not backend._channel._calls
+
+
+async def test_patience_ends_a_call_and_nothing_else() -> None:
+    async with behind_proxy() as (server, proxy, backend):
+        session = await backend.open_session(60)
+        await backend.commit(Put("key", b"first"))
+        proxy.stall()
+        deadline = session.deadline
+        with pytest.raises(RendezvousConnectionError, match=r"arrive: the backend did not answer within 0\.05 s"):
+            await backend.commit(Put("key", b"given up"), patience=Patience(0.05, "arrive"))
+        with pytest.raises(RendezvousConnectionError, match="keep-alive: the backend did not answer"):
+            await session.keep_alive(Patience(0.01, "keep-alive"))
+        with pytest.raises(RendezvousConnectionError, match="open: the backend did not answer"):
+            await backend.open_session_within(60, Patience(0.01, "open"))
+        assert session.deadline == deadline
+        assert not session.lost.is_set()
+        proxy.go_on()
+        await session.keep_alive(Patience(WAIT, "keep-alive"))
+        commit = await backend.commit(Put("key", b"second"), patience=Patience(WAIT, "arrive"))
+        assert commit.won
+        assert server.table.get(f"{backend.prefix}key") == Put(f"{backend.prefix}key", b"second").entry(commit.token)
         assert not backend._channel._calls
 
 
