@@ -198,10 +198,11 @@ class _TcpWatch(Watch):
 
     def deliver(self, take: Callable[[Listing], None], fail: Callable[[Exception], None]) -> bool:
         self._take, self._fail = take, fail
-        if self._error is not None:
-            fail(self._error)
-        elif self._news is not None:
+        if self._news is not None:
             self._hand_over(self._take_news(), take)
+        if self._error is not None:
+            error, self._error = self._error, None
+            fail(error)
         if self._parked:
             self._parked = False
             self._channel.follow(self)

@@ -10,6 +10,7 @@ import asyncio
 import ssl
 from typing import TYPE_CHECKING, cast
 
+from rendezvous_async.backends.tcp import wire
 from rendezvous_async.backends.tcp.connection import Connection
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ class TlsDoor(asyncio.Protocol):
         self._transport = transport
         transport.pause_reading()  # what comes now is TLS, and not ours to read
         # One too many goes on too, unless there are many of those: without TLS it could not be told why.
-        self._server.admit(self)
+        refused = self._server.admit(self)
+        if refused is not None and refused.code == wire.REFUSED_CLOSING:
+            transport.abort()
         if transport.is_closing():
             return
         # It ends with the handshake, in bounded time; the server has the door, and awaits it in aclose().

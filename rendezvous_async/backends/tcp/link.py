@@ -140,7 +140,9 @@ class Link(SharedBufferProtocol):
     def _silence(self) -> Exception:
         """What it probably means that the server closed the connection and said nothing."""
         if self._is_encrypted:
-            return RefusedError("closed the connection right after the TLS handshake (does it demand a certificate?)")
+            # Or it was killed in that moment: so this is not final.
+            text = "closed the connection right after the TLS handshake (does it demand a certificate?)"
+            return RefusedError(text, final=False)
         return ConnectionError("closed the connection without a word (does it expect TLS?)")
 
     # The handshake.

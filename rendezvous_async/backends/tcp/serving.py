@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import ssl
@@ -128,22 +129,41 @@ async def start_on(
     limits: Limits | None,
 ) -> TcpServer:
     """Serve on sockets that listen; they are closed if it fails."""
-    log = None
+    server = None
     try:
-        if data_dir is not None:
-            path = os.path.join(data_dir, LOG_NAME)
-            now = clock.now()
-            log = await anyio.to_thread.run_sync(_open_log, path, now)
+        log = None if data_dir is None else await _open_log_aside(os.path.join(data_dir, LOG_NAME))
         endpoint = f"tcp://{format_address(name_for_others(host), sockets[0].getsockname()[1])}"
         server = TcpServer(log=log, secret=secret, limits=limits, disconnect_grace=disconnect_grace, endpoint=endpoint)
         await server.start(sockets, tls)
     except BaseException:
+        if server is not None:
+            with anyio.CancelScope(shield=True):
+                await server.aclose()
         for sock in sockets:
             sock.close()
-        if log is not None:
-            log.close()
         raise
     return server
+
+
+async def _open_log_aside(path: str) -> Log:
+    """Open a log on a thread; every session gets its full TTL from the moment that it is open."""
+    opening = asyncio.get_running_loop().run_in_executor(None, _open_log, path, clock.now())
+    try:
+        log = await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        # The thread goes on. Nobody else could open a log that it has opened for nobody.
+        opening.add_done_callback(_close_log)
+        raise
+    now = clock.now()
+    for session, _ in log.table.open_sessions():
+        log.table.keep_alive(session, now)
+    log.table.due(now)  # None is; the table looks again at those whose time would have been over.
+    return log
+
+
+def _close_log(opening: asyncio.Future[Log]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 def _open_log(path: str, now: float) -> Log:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from contextlib import AsyncExitStack
 
@@ -13,6 +14,7 @@ from rendezvous_async.backends import open_backend
 from rendezvous_async.backends.base import Put
 from rendezvous_async.backends.tcp import Limits, TcpBackend, serve, wire
 from rendezvous_async.backends.tcp.connection import Connection
+from rendezvous_async.backends.tcp.door import TlsDoor
 from rendezvous_async.backends.tcp.tls import Tls
 from rendezvous_async.errors import RendezvousConnectionError
 from tests.backends.tcp.support import Certificates, RawClient, connected, eventually, free_port
@@ -62,6 +64,31 @@ async def test_mutual_tls_wants_a_certificate_of_the_client(certificates: Certif
         with pytest.raises(RendezvousConnectionError, match=r"does it demand a certificate|reset by peer"):
             async with connected(server.endpoint, tls=context, connect_timeout=1):
                 pass
+
+
+async def test_a_server_that_dies_right_after_tls_is_tried_again(certificates: Certificates) -> None:
+    """It may have been killed in that moment: nobody may give up for good because of it."""
+
+    async def die(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(die, "127.0.0.1", 0, ssl=server_context(certificates)) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(RendezvousConnectionError) as raised:
+            async with connected(f"tcp://127.0.0.1:{port}", tls_ca=certificates.ca, connect_timeout=5):
+                pass
+        assert not raised.value.final
+
+
+async def test_who_is_accepted_while_the_server_closes_begins_no_handshake(certificates: Certificates) -> None:
+    async with serve(port=0, tls=server_context(certificates)) as server:
+        pass
+    here, there = socket.socketpair()
+    with there:
+        door = TlsDoor(server, server_context(certificates))
+        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(lambda: door, here)
+        assert door.task is None
+        assert transport.is_closing()
 
 
 async def test_who_is_at_its_tls_handshake_has_a_place(certificates: Certificates) -> None:
