@@ -5,6 +5,8 @@ The run of the nodes becomes a history, as in the simulator; that of the clients
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import anyio
 import msgspec
 
@@ -12,9 +14,20 @@ from rendezvous_async.backends.base import Entry
 from rendezvous_async.settings import encode_segment
 from rendezvous_async.testing.campaign.follower import CommitSeen
 from rendezvous_async.testing.campaign.processes import Child
-from rendezvous_async.testing.campaign.records import Line
+from rendezvous_async.testing.campaign.records import Heard, Line
 from rendezvous_async.testing.campaign.stage import Stage
-from rendezvous_async.testing.history import Believed, CloseCalled, Fault, History, Left, Record, Released, Settled
+from rendezvous_async.testing.history import (
+    Arrived,
+    Believed,
+    CloseCalled,
+    Fault,
+    History,
+    Left,
+    Record,
+    Released,
+    Settled,
+    Vanished,
+)
 from rendezvous_async.testing.witness import Witness
 
 __all__ = ["Recorder"]
@@ -84,7 +97,8 @@ class Recorder:
         """Return all of it in the order of time."""
         merged = History(self._committed.min_nodes, self._committed.max_nodes, self._committed.ttl)
         told = [line for line in self.lines if isinstance(line, Believed | Released | Left | CloseCalled)]
-        for record in sorted([*self._committed, *self._did, *told], key=lambda record: record.at):
+        committed = as_heard(self._committed, self.lines)
+        for record in sorted([*committed, *self._did, *told], key=lambda record: record.at):
             merged.add(record)
         return merged
 
@@ -98,6 +112,25 @@ class Recorder:
     def dump(self) -> bytes:
         """Return the commits to the clients' run, a line each, for somebody who must find out what went wrong."""
         return b"\n".join(map(msgspec.json.encode, self.commits))
+
+
+def as_heard(committed: Iterable[Record], lines: Iterable[Line]) -> list[Record]:
+    """Return what was committed, with each arrival no later than its node knew of it.
+
+    Commits are seen a moment after they were made. A node that comes back may have arrived and hold a world by then,
+    and must not be taken for one that believes in a world without having arrived.
+    """
+    heard = {line.detail: line.at for line in lines if isinstance(line, Heard) and line.kind == "arrived"}
+    latest: dict[str, float] = {}
+    found: list[Record] = []
+    for record in reversed(list(committed)):
+        if isinstance(record, Arrived | Vanished):  # What came before an arrival stays before it.
+            at = min(record.at, latest.get(record.node, record.at))
+            if isinstance(record, Arrived):
+                at = latest[record.node] = min(at, heard.get(record.arrival, at))
+            record = msgspec.structs.replace(record, at=at)
+        found.append(record)
+    return found[::-1]
 
 
 def _of_run(commit: CommitSeen, prefix: str) -> tuple[Entry, ...]:
