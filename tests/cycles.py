@@ -41,7 +41,7 @@ BACKENDS = ("tcp", "durable", "memory", "file", "etcd", "sync")
 PARTS = 10
 SOME_OBJECTS, OBJECTS_PER_CYCLE = 500, 0.05
 """What may come and go, and what a cycle may cost in the long run: less than anything that was forgotten would."""
-FULL_AFTER = 1000
+FULL_AFTER = 2000
 """Cycles after which what is kept on purpose (4,096 deleted keys, 4,096 names) is full: blocks and memory count from
 there. Before that, a cycle adds dozens of small blocks, as it must."""
 SOME_KIB, KIB_PER_CYCLE = 4096, 0.3
@@ -140,19 +140,19 @@ def growth(looks: list[Left], cycles: int, kib_per_cycle: float = KIB_PER_CYCLE)
 
     A thread may be on its way out at the moment of a look; what is left behind is there in each later look.
     """
-    first, last = looks[0], looks[-1]
     half = len(looks) // 2
+    full = [seen for number, seen in enumerate(looks, 1) if number * cycles // len(looks) >= FULL_AFTER]
     found = []
     for name in ("tasks", "threads", "descriptors"):
         before = max(getattr(seen, name) for seen in looks[:half])
         after = min(getattr(seen, name) for seen in looks[half:])
         if after > before:
             found.append(f"{name}: {before} before, {after} after {cycles} cycles")
-    for name in ("objects", "blocks") if cycles // len(looks) >= FULL_AFTER else ("objects",):
-        before, after = getattr(first, name), getattr(last, name)
+    for name, seen in (("objects", looks), ("blocks", full)):
+        before, after = (getattr(seen[0], name), getattr(seen[-1], name)) if seen else (0, 0)
         if after > before + SOME_OBJECTS + OBJECTS_PER_CYCLE * cycles:
             found.append(f"{name}: {before} before, {after} after {cycles} cycles")
-    if cycles // len(looks) >= FULL_AFTER:
+    if len(full) > half:
         was, now = (int(mean(seen.rss_kib for seen in part)) for part in (looks[:half], looks[half:]))
         if now > was + SOME_KIB + kib_per_cycle * cycles / 2:
             found.append(f"rss_kib: {was} in the first half, {now} in the second of {cycles} cycles")
