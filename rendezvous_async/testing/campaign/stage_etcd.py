@@ -63,7 +63,7 @@ class EtcdStage(Stage):
 
     async def _set_up(self) -> None:
         version = await to_thread.run_sync(etcd_version)
-        self._may_kill = version >= (3, 5, 3)
+        self._may_kill = not (3, 5, 0) <= version < (3, 5, 3)
         shown = ".".join(map(str, version))
         self.remarks.append(f"etcd {shown}, {MEMBERS} members")
         if not self._may_kill:
