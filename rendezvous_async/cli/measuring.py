@@ -23,6 +23,7 @@ from rendezvous_async.cli.endpoints import endpoint_of, open_run, shown
 from rendezvous_async.cli.exits import Exit, Failure
 from rendezvous_async.cli.stage import start_node
 from rendezvous_async.cli.terminal import Terminal
+from rendezvous_async.clock import Patience
 from rendezvous_async.control import close_run, purge_run
 from rendezvous_async.core.rules import Change
 from rendezvous_async.handler import Rendezvous, connect
@@ -175,20 +176,20 @@ class _Crowd:
 
     def _count_keep_alives(self, backend: Backend) -> None:
         """Count every keep-alive of this backend's sessions that is answered."""
-        open_session = backend.open_session
+        open_session = backend.open_session_within
 
-        async def open_counted(ttl: float) -> Session:
-            session = await open_session(ttl)
+        async def open_counted(ttl: float, patience: Patience) -> Session:
+            session = await open_session(ttl, patience)
             keep_alive = session.keep_alive
 
-            async def counted() -> None:
-                await keep_alive()
+            async def counted(patience: Patience | None = None) -> None:
+                await keep_alive(patience)
                 self._keep_alives += 1
 
             setattr(session, "keep_alive", counted)  # noqa: B010
             return session
 
-        setattr(backend, "open_session", open_counted)  # noqa: B010
+        setattr(backend, "open_session_within", open_counted)  # noqa: B010
 
 
 async def _kill_one(options: Namespace, crowd: _Crowd) -> list[float]:
