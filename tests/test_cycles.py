@@ -70,5 +70,5 @@ def test_what_is_kept_on_purpose_may_fill_up_first() -> None:
     before, after = Left(1, 1, 1, 20_000, 150_000, 50_000), Left(1, 1, 1, 20_000, 156_000, 60_000)
     assert growth([before, after], 150) == []
     full = msgspec.structs.replace(after, rss_kib=before.rss_kib)
-    assert growth([before, full, full, full], 4_000) == []
-    assert growth([before, full, full, full], 8_000) == ["blocks: 150000 before, 156000 after 8000 cycles"]
+    assert growth([before, full, full, full], 8_000) == []
+    assert growth([before, before, before, full], 20_000) == ["blocks: 150000 before, 156000 after 20000 cycles"]
