@@ -16,6 +16,7 @@ import secrets
 import socket
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -124,18 +125,16 @@ class TcpServer:
     async def start(self, sockets: Iterable[socket.socket], tls: ssl.SSLContext | None = None) -> None:
         """Serve on sockets that listen already."""
         loop = asyncio.get_running_loop()
-        # uvloop reads on though it is told to pause: there TLS comes first, and a peer counts from then on.
-        has_door = tls is not None and isinstance(loop, asyncio.BaseEventLoop)
+        make_peer: Callable[[], asyncio.BaseProtocol] = partial(Connection, self)
         options: dict[str, Any] = {}
-        if tls is not None and not has_door:
+        if tls is not None and isinstance(loop, asyncio.BaseEventLoop):
+            make_peer = partial(TlsDoor, self, tls)
+        elif tls is not None:
+            # uvloop reads on though it is told to pause: there TLS comes first, and a peer counts from then on.
             options = {"ssl": tls, "ssl_handshake_timeout": self.limits.handshake}
         for sock in sockets:
             listener = await loop.create_server(
-                lambda: TlsDoor(self, tls) if has_door and tls is not None else Connection(self),
-                sock=sock,
-                backlog=ACCEPT_AT_ONCE,
-                start_serving=False,
-                **options,
+                make_peer, sock=sock, backlog=ACCEPT_AT_ONCE, start_serving=False, **options
             )
             self._listeners.append(listener)  # First: whatever ends this here must not leave it in the loop.
             await listener.start_serving()

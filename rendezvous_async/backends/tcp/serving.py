@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
-import anyio.to_thread
 
 from rendezvous_async import clock
 from rendezvous_async.backends.log import Log
