@@ -42,7 +42,9 @@ def choose(candidates: Sequence[Candidate], places: int) -> list[Candidate]:
     survivors: dict[int, Candidate] = {}
     newcomers: list[Candidate] = []
     for candidate in sorted(candidates, key=lambda candidate: (candidate.order, candidate.node)):
-        if candidate.rank is None or candidate.rank in survivors:
+        if candidate.rank is None:
+            newcomers.append(candidate)
+        elif candidate.rank in survivors:
             newcomers.append(msgspec.structs.replace(candidate, rank=None))
         else:
             survivors[candidate.rank] = candidate

@@ -33,6 +33,7 @@ class Tally:
 
     def __init__(self, head: Head, seats: Mapping[str, Seat]) -> None:
         self.head = head
+        self._fingerprint, self._label = head.settings.fingerprint, head.settings.label
         self.seats = {node: seat for node, seat in seats.items() if head.round and seat.attempt == head.attempt}
         self.records: dict[str, tuple[Node, int]] = {}
         self.holding: set[str] = set()
@@ -130,8 +131,7 @@ class Tally:
         return self._last_rounds_of_foreign if group is self.foreign else self._last_rounds
 
     def _group(self, node: str, record: Node) -> set[str]:
-        settings = self.head.settings
-        if record.fingerprint != settings.fingerprint or (settings.label and settings.label not in record.labels):
+        if record.fingerprint != self._fingerprint or (self._label and self._label not in record.labels):
             return self.foreign
         seat = self.seats.get(node)
         if seat is None:
