@@ -60,14 +60,16 @@ class Events:
         self._readers: WeakSet[_Reader] = WeakSet()
         self._listeners: list[Callable[[Event], None]] = []
         self._ended = False
+        self._was_asked = False
 
     def listen(self, listener: Callable[[Event], None]) -> None:
         """Let ``listener`` be called with every event, as it happens; what it raises is logged."""
+        self._was_asked = True
         self._listeners.append(listener)
 
     def emit(self, kind: EventKind, round: int = 0, detail: str = "") -> None:
         """Tell all readers."""
-        if not self._listeners and not self._readers:
+        if not self._was_asked:
             return
         event = Event(kind, clock.now(), round, detail)
         for listener in self._listeners:
@@ -86,6 +88,7 @@ class Events:
 
     def read(self) -> AsyncIterator[Event]:
         """Return an iterator over the events from this call on, until the rendezvous ends."""
+        self._was_asked = True
         reader = _Reader()
         if self._ended:
             reader.end()

@@ -151,8 +151,6 @@ class Owner:
         Raises:
             RendezvousConnectionError: It cannot be reached.
         """
-        if self.backend is not None:
-            return self.backend
         async with self._opening:
             if self.backend is None:
                 backend = await self._open()
@@ -174,8 +172,9 @@ class Owner:
             return self.membership
         if self.is_stopping:
             raise self._left()
-        backend = await self.open_backend()
-        await self.end_membership()
+        backend = self.backend or await self.open_backend()
+        if self.membership is not None or self._unended:
+            await self.end_membership()
         if self._unended:
             raise RendezvousConnectionError(f"{self._name} could not end its last session, so it opens no new one")
         membership = await self._make(backend)

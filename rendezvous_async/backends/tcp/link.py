@@ -19,6 +19,7 @@ __all__ = ["Link", "RefusedError"]
 
 _FINAL: Final = frozenset({wire.REFUSED_VERSION, wire.REFUSED_SECRET, wire.REFUSED_PROTOCOL})
 _FOR_NOW: Final = frozenset({wire.REFUSED_LIMIT, wire.REFUSED_STORAGE})
+_NO_ANSWERS: Final = frozenset({wire.Challenge, wire.Welcome, wire.Refused})
 
 
 class RefusedError(ConnectionError):
@@ -62,6 +63,7 @@ class Link(SharedBufferProtocol):
         self._out = bytearray()
         self._scheduled = False
         self._is_encrypted = False
+        self._is_welcome = False
         self._transport: asyncio.Transport | None = None
 
     def __repr__(self) -> str:
@@ -115,13 +117,11 @@ class Link(SharedBufferProtocol):
         try:
             while (body := frames.next()) is not None:
                 message = wire.decode_answer(body)
-                if isinstance(message, wire.Refused):
+                if self._is_welcome and type(message) not in _NO_ANSWERS:
+                    self._on_answer(cast(wire.Answer, message))
+                elif isinstance(message, wire.Refused):
                     self._refused(message)
                     return
-                if self.welcomed.done():
-                    if isinstance(message, wire.Challenge | wire.Welcome):
-                        raise wire.FrameError("a second greeting")
-                    self._on_answer(message)
                 else:
                     self._greeted(message, body)
         except wire.FrameError as error:
@@ -155,6 +155,8 @@ class Link(SharedBufferProtocol):
             self.abort(ConnectionError(text))
 
     def _greeted(self, message: wire.Challenge | wire.Welcome | wire.Answer, body: bytes) -> None:
+        if self._is_welcome:
+            raise wire.FrameError("a second greeting")
         match message:
             case wire.Challenge() if not self._challenge:
                 if self._secret is None:
@@ -179,6 +181,7 @@ class Link(SharedBufferProtocol):
             self.abort(RefusedError("the server does not know the secret that this client was given"))
             return
         self._frames.max_frame = wire.MAX_ANSWER
+        self._is_welcome = True
         if not self.welcomed.done():
             self.welcomed.set_result(welcome)
 
