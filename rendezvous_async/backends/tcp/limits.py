@@ -45,7 +45,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     watches: int = 4096
     watched: int = 1024 * 1024
     sessions: int = 100_000
-    writes: int = 4096
+    writes: int = 16_384
     in_flight: int = 1024
     unsent: int = 256 * 1024
     shortest_ttl: float = 0.05
