@@ -54,7 +54,7 @@ from rendezvous_async.errors import RendezvousConnectionError, RendezvousError, 
 from rendezvous_async.settings import Settings
 from rendezvous_async.view import View
 
-__all__ = ["Coordinator"]
+__all__ = ["Coordinator", "claim"]
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +62,11 @@ CAMPAIGN_SPREAD = 0.0002
 """Seconds per member over which campaigns are spread, so that not all of a large world ask at once."""
 MAX_CAMPAIGN_SPREAD = 0.2
 RETRY_AFTER = 0.2
+
+
+def claim(node: str, session: str) -> Put:
+    """Return the write by which a node takes the post."""
+    return Put(COORDINATOR, encode(Post(node)), session)
 
 
 class Coordinator:
@@ -139,19 +144,16 @@ class Coordinator:
             await anyio.sleep(self._rng.uniform(0, min(size * CAMPAIGN_SPREAD, MAX_CAMPAIGN_SPREAD)))
             if not self._may_campaign():
                 continue
+            put = claim(self._node, self._session.id)
             try:
-                commit = await self._call("campaign", self.claim(), when=[Condition(COORDINATOR, None)])
+                commit = await self._call("campaign", put, when=[Condition(COORDINATOR, None)])
             except RendezvousConnectionError:
                 await anyio.sleep(RETRY_AFTER * (1 + self._rng.random()))
                 continue
-            entries = (self.claim().entry(commit.token),) if commit.won else commit.entries
+            entries = (put.entry(commit.token),) if commit.won else commit.entries
             self._view.apply(entries)
             if not commit.won and not entries:
                 await self._view.changed.wait()
-
-    def claim(self) -> Put:
-        """Return the write that takes the post."""
-        return Put(COORDINATOR, encode(Post(self._node)), self._session.id)
 
     def _may_campaign(self) -> bool:
         head = self._view.head

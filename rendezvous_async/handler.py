@@ -191,6 +191,7 @@ class Rendezvous:
         self._rng = rng
         self._events = Events()
         self._joining = False
+        self._record: Node | None = None
         self._reported: Change | None = None
         self._lost: Membership | None = None
         self._owner: Owner | None = None
@@ -298,15 +299,13 @@ class Rendezvous:
     # Joining
 
     async def _join(self, owner: Owner, scope: anyio.CancelScope, troubles: list[str]) -> World:
-        record: Node | None = None
-        arrived_with: Membership | None = None
+        self._record = None
         delay = FIRST_RETRY
         while True:
             try:
                 membership = await owner.live_membership()
-                if record is None or membership is not arrived_with:
-                    record, arrived_with = self._fresh_record(), membership
-                    self._report(membership)  # The first news may have come with the session.
+                record = self._record = self._record or self._fresh_record()
+                self._report(membership)  # The first news may have come with the session.
                 await membership.arrive(record)
                 return await self._await_seat(owner, scope, membership, record)
             except RendezvousSessionError as error:
@@ -380,6 +379,7 @@ class Rendezvous:
 
     async def _open_membership(self, backend: Backend) -> Membership:
         assert self._owner is not None
+        self._record = self._fresh_record()  # A new session is a new arrival.
         membership = await Membership.open(
             backend,
             self._ttl,
@@ -390,6 +390,7 @@ class Rendezvous:
             self._rng,
             self._events,
             self._owner.start,
+            self._record,
         )
         membership.view.changed.call(partial(self._report, membership))
         return membership

@@ -14,17 +14,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeAlias
 
 import anyio
 import msgspec
 
 from rendezvous_async import clock
-from rendezvous_async.backends.base import Backend, Condition, Listing, Put, Session, Token, Watch, Write
+from rendezvous_async.backends.base import (
+    OWN,
+    Backend,
+    Commit,
+    Condition,
+    Entry,
+    Listing,
+    Put,
+    Session,
+    Token,
+    Watch,
+    Write,
+    owned,
+)
 from rendezvous_async.clock import Patience, answer_within
-from rendezvous_async.coordinator import Coordinator
-from rendezvous_async.core.codec import encode
+from rendezvous_async.coordinator import Coordinator, claim
+from rendezvous_async.core.codec import decode, encode
 from rendezvous_async.core.state import COORDINATOR, NODES, STATE, Head, Node, Phase, node_key
 from rendezvous_async.errors import (
     RendezvousClosedError,
@@ -32,6 +45,7 @@ from rendezvous_async.errors import (
     RendezvousError,
     RendezvousSessionError,
     RendezvousSettingsError,
+    RendezvousStateError,
 )
 from rendezvous_async.events import EventKind, Events
 from rendezvous_async.settings import Settings, Timeouts
@@ -72,6 +86,7 @@ class Membership:
         rng: random.Random,
         events: Events,
         start: Start,
+        founds: bool,
     ) -> None:
         self.session = session
         self.view = view
@@ -85,6 +100,7 @@ class Membership:
         self._rng = rng
         self._events = events
         self._start = start
+        self._founds = founds
         self._record: Token | None = None
         self._arrival: str | None = None
         self._coordinator = Coordinator(backend, session, node, settings, view, rng, timeouts.heartbeat, self._on_duty)
@@ -107,23 +123,32 @@ class Membership:
         rng: random.Random,
         events: Events,
         start: Start,
+        record: Node,
     ) -> Membership:
         """Open a session and the watch that goes with it.
+
+        Where the backend can, the record is put in the same step, as if there were no run yet; ``arrive`` looks at what
+        there is, and puts right what was wrong.
 
         Raises:
             RendezvousConnectionError: No answer within ``timeouts.heartbeat``.
         """
         view = View(node)
-        watch = backend.watch(*view.names)  # First, so that both go out together.
+        founds = rng.random() * settings.min_nodes < FOUNDERS
+        writes, when = _arrival(view, node, OWN, None, record, settings, founds)
+        watch = backend.watch(*view.names)  # First, so that all goes out together.
         try:
-            session = await backend.open_session_within(ttl, Patience(timeouts.heartbeat, "open a session"))
+            patience = Patience(timeouts.heartbeat, "open a session")
+            session, commit = await backend.begin(ttl, patience, *writes, when=when)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await watch.aclose()
             raise
-        membership = cls(backend, session, view, watch, node, settings, timeouts, interval, rng, events, start)
-        if not watch.deliver(membership._take, membership._fail_by):
+        membership = cls(backend, session, view, watch, node, settings, timeouts, interval, rng, events, start, founds)
+        if not watch.deliver(membership._take_pushed, membership._fail_by):
             membership._begin(membership._follow)
+        if commit is not None:
+            membership._note(record, owned(writes, session.id), commit)
         session.lost.call(membership._lost)
         view.changed.call(membership._see_to_post)
         return membership
@@ -174,54 +199,52 @@ class Membership:
             RendezvousConnectionError: No answer; call again with the same record.
         """
         view = self.view
-        founds = self._rng.random() * self._settings.min_nodes < FOUNDERS
         while True:
             self.check()
             seen = (self._record, view.token(STATE), view.token(COORDINATOR))
-            if view.loaded and (not self._stands(record) or (founds and view.head is None)):
-                await self._put(record, founds)
-            if self._stands(record) and view.head is not None:
+            stands, head = self._arrival == record.arrival, view.head
+            if stands and head is not None and head.closed is None and head.settings == self._settings:
                 break
+            if view.loaded and (not stands or self._founds or head is not None):
+                await self._put(record)
             if seen == (self._record, view.token(STATE), view.token(COORDINATOR)):
                 self.check()
-                founds = await self._wait_for_founder() or founds
+                await self._wait_for_founder()
         self._see_to_post()
-        self._events.emit(EventKind.ARRIVED, view.head.round, record.arrival)
+        self._events.emit(EventKind.ARRIVED, head.round, record.arrival)
 
-    def _stands(self, record: Node) -> bool:
-        """Tell whether this arrival's record was put."""
-        return self._arrival == record.arrival
-
-    async def _put(self, record: Node, founds: bool) -> None:
+    async def _put(self, record: Node) -> None:
         """Put the record, with all that must be written first; if somebody was faster, the view has the news."""
-        key, value = node_key(self._node), encode(record)
-        writes: list[Write] = [Put(key, value, self.session.id)]
-        when = [Condition(key, self._record)]
-        if founds or self.view.head is not None:
-            await self._add_head(writes, when)
-        if founds and self.view.entry(COORDINATOR) is None:
-            writes.append(self._coordinator.claim())
-            when.append(Condition(COORDINATOR, None))
+        if self.view.head is not None:
+            await self._check_head(self.view.head)
+        writes, when = _arrival(
+            self.view, self._node, self.session.id, self._record, record, self._settings, self._founds
+        )
         patience = Patience(self._timeouts.heartbeat, f"node {self._node} arrives")
-        commit = await self._backend.commit(*writes, when=when, patience=patience)
+        self._note(record, writes, await self._backend.commit(*writes, when=when, patience=patience))
+
+    def _note(self, record: Node, writes: Sequence[Write], commit: Commit) -> None:
+        """Take in how the commit of an arrival went; what it wrote comes into the view ahead of the push."""
+        own = node_key(self._node)
         if commit.won:
             self._record, self._arrival = commit.token, record.arrival
-            if len(writes) > 1:
-                self._take_own(writes, commit.token)
-            return
-        mine = commit.entry(key)
-        self._record = None if mine is None else mine.token
-        # One that lost may have got through before, though its answer did not.
-        stands = mine is not None and mine.value == value and mine.session == self.session.id
-        self._arrival = record.arrival if stands else None
-        self.view.apply(entry for entry in commit.entries if entry.key in self.view.names)
+            news = [write.entry(commit.token) for write in writes if isinstance(write, Put) and write.key != own]
+        else:
+            mine = commit.entry(own)
+            self._record = None if mine is None else mine.token
+            # One that lost may have got through before, though its answer did not.
+            stands = mine is not None and mine.value == encode(record) and mine.session == self.session.id
+            self._arrival = record.arrival if stands else None
+            news = [entry for entry in commit.entries if entry.key != own]
+        if news:
+            self._take(news)
 
-    async def _wait_for_founder(self) -> bool:
-        """Wait until something has changed; True if there is no run after a while, and this node must found it."""
+    async def _wait_for_founder(self) -> None:
+        """Wait until something has changed; if there is no run after a while, this node must found it."""
         if not self.view.loaded or self.view.head is not None:
             await self.view.changed.wait()
-            return False
-        return not await self.view.changed.wait(FOUND_AFTER * (1 + self._rng.random()))
+        elif not await self.view.changed.wait(FOUND_AFTER * (1 + self._rng.random())):
+            self._founds = True
 
     async def end(self) -> bool:
         """End the session, so that nothing of this node is left behind; False if the backend could not be told."""
@@ -240,25 +263,15 @@ class Membership:
             self._stop(RendezvousSessionError(f"node {self._node} has left"))
         await self._watch.aclose()
 
-    async def _add_head(self, writes: list[Write], when: list[Condition]) -> None:
-        """Look at the head to arrive under; if it must be written first, add that to the commit."""
-        head = self.view.head
-        if head is not None and head.closed is not None:
+    async def _check_head(self, head: Head) -> None:
+        """Raise if this node cannot arrive under a head, also not by replacing its settings."""
+        if head.closed is not None:
             raise RendezvousClosedError(head.closed.reason, head.closed.by, run_id=self._backend.run_id)
-        if head is None:
-            head = Head(settings=self._settings)
-        elif head.settings != self._settings:
-            await self._check_alone(head)
-            head = msgspec.structs.replace(head, settings=self._settings, phase=Phase.GATHERING, waiting=0, lost=0)
-        else:
+        if head.settings == self._settings:
             return
-        writes.append(Put(STATE, encode(head)))
-        when.append(Condition(STATE, self.view.token(STATE)))
-
-    async def _check_alone(self, head: Head) -> None:
         with answer_within(self._timeouts.heartbeat, "read the roster"):
             roster = await self._backend.list(NODES)
-        others = [entry.key for entry in roster.entries if entry.key != node_key(self._node)]
+        others = [entry.key for entry in roster.entries if not self._is_like_minded(entry)]
         if others:
             raise RendezvousSettingsError(
                 f"run {self._backend.run_id!r} was started with {head.settings.fingerprint!r}, node {self._node} has "
@@ -266,10 +279,14 @@ class Membership:
                 "and timeouts on all nodes, or another run id"
             )
 
-    def _take_own(self, writes: list[Write], token: Token) -> None:
-        """Take what this node has just written into its view, ahead of the push."""
-        puts = [write for write in writes if isinstance(write, Put) and write.key in self.view.names]
-        self.view.apply(put.entry(token) for put in puts)
+    def _is_like_minded(self, entry: Entry) -> bool:
+        """Tell whether a record is of this node itself, or of one that comes with it and wants the same."""
+        if entry.key == node_key(self._node):
+            return True
+        try:
+            return decode(Node, entry.value, entry.key).fingerprint == self._settings.fingerprint
+        except RendezvousStateError:
+            return False
 
     # The tasks
 
@@ -330,12 +347,15 @@ class Membership:
     async def _follow(self) -> None:
         """Read the watch of a backend that does not deliver."""
         async for listing in self._watch:
-            self._take(listing)
+            self._take(listing.entries)
 
-    def _take(self, listing: Listing) -> None:
-        """Take what was pushed into the view."""
+    def _take_pushed(self, listing: Listing) -> None:
+        self._take(listing.entries)
+
+    def _take(self, entries: Sequence[Entry]) -> None:
+        """Take news into the view; what cannot be read ends it."""
         try:
-            self.view.apply(listing.entries)
+            self.view.apply(entries)
         except Exception as error:
             self._fail_by(error)
 
@@ -353,3 +373,28 @@ class Membership:
             f"node {self._node}: no keep-alive was answered for {self.session.ttl * 0.75:g} s, so by its own clock "
             "this node is out"
         )
+
+
+def _arrival(
+    view: View, node: str, session: str, before: Token | None, record: Node, settings: Settings, founds: bool
+) -> tuple[list[Write], list[Condition]]:
+    """Return the commit by which a node arrives: its record, and with it what the run lacks as far as it sees.
+
+    Args:
+        before: The token of the node's record as it stands; None if there is none.
+        founds: Whether to found a run that is not there, and to take its post.
+    """
+    key, head = node_key(node), view.head
+    writes: list[Write] = [Put(key, encode(record), session)]
+    when = [Condition(key, before)]
+    if head is None and founds:
+        head = Head(settings=settings)
+    elif head is not None and head.settings != settings:
+        head = msgspec.structs.replace(head, settings=settings, phase=Phase.GATHERING, waiting=0, lost=0)
+    if head is not None and head is not view.head:
+        writes.append(Put(STATE, encode(head)))
+        when.append(Condition(STATE, view.token(STATE)))
+    if founds and view.entry(COORDINATOR) is None:
+        writes.append(claim(node, session))
+        when.append(Condition(COORDINATOR, None))
+    return writes, when

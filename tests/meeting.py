@@ -98,6 +98,9 @@ class Slow(MemoryBackend):
     async def open_session(self, ttl: float) -> Session:
         return await self._slowly(super().open_session(ttl))
 
+    async def _begin(self, *args: Any) -> tuple[Session, Commit | None]:
+        return await self._slowly(super()._begin(*args))
+
     async def end_session(self, session: str) -> None:
         await self._slowly(super().end_session(session))
 
@@ -110,6 +113,13 @@ class Slow(MemoryBackend):
         result = await call
         await anyio.sleep(0.01)
         return result
+
+
+def session_of(rendezvous: Rendezvous) -> Session:
+    """Return the session that a node has now."""
+    assert rendezvous._owner is not None
+    assert rendezvous._owner.membership is not None
+    return rendezvous._owner.membership.session
 
 
 class Joining:

@@ -150,7 +150,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "membership.py",
-        "stands = mine is not None and mine.value == value and mine.session == self.session.id",
+        "stands = mine is not None and mine.value == encode(record) and mine.session == self.session.id",
         "stands = False",
         "an arrival whose answer was lost is never noticed, or made twice",
         "tests/test_handler.py::test_an_arrival_whose_answer_is_lost_is_not_repeated",

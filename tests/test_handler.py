@@ -22,9 +22,10 @@ from rendezvous_async import (
     Timeouts,
     connect,
 )
+from rendezvous_async.backends.base import Session
 from rendezvous_async.backends.memory import MemoryBackend, MemoryServer
 from rendezvous_async.handler import Rendezvous
-from tests.meeting import RUN, Line, Meeting, in_virtual_time, now, together, until
+from tests.meeting import RUN, Line, Meeting, in_virtual_time, now, session_of, together, until
 
 
 class Boom(Exception):
@@ -494,7 +495,7 @@ async def test_calls_that_get_no_answer_say_so(name: str) -> None:
 @in_virtual_time
 async def test_a_final_connection_error_ends_a_join_at_once() -> None:
     class Refusing(MemoryBackend):
-        async def open_session(self, ttl: float) -> Any:
+        async def _begin(self, *args: Any) -> Any:
             raise RendezvousConnectionError("wrong secret", final=True)
 
     async with Meeting() as meeting:
@@ -507,7 +508,7 @@ async def test_a_final_connection_error_ends_a_join_at_once() -> None:
 @in_virtual_time
 async def test_an_arrival_whose_answer_is_lost_is_not_repeated() -> None:
     class Deaf(Line):
-        deaf = True
+        deaf = False
 
         async def _commit(self, *args: Any) -> Any:
             commit = await super()._commit(*args)
@@ -522,11 +523,40 @@ async def test_an_arrival_whose_answer_is_lost_is_not_repeated() -> None:
         a = await meeting.enter("a", "1", backend=line)
         events: list[rdzv.Event] = []
         a.listen(events.append)
-        assert (await a.join()).round == 1
-        assert [event.kind.value for event in events].count("arrived") == 1
+        await a.join()
+        line.deaf = True
+        assert (await a.join()).round == 2
+        assert [event.kind.value for event in events].count("arrived") == 2
         record = await line.get("nodes/a")
         assert record is not None
         assert record.token == line.arrived_at  # it keeps its place among those who came
+
+
+@pytest.mark.parametrize("nodes", ["1", "20"])  # a founder, and one that is none
+@in_virtual_time
+async def test_a_session_whose_opening_is_not_answered_is_not_in_the_way(nodes: str) -> None:
+    class Deaf(Line):
+        ghost: Session | None = None
+
+        async def _begin(self, *args: Any) -> Any:
+            session, commit = await super()._begin(*args)
+            if self.ghost is None:
+                self.ghost = session
+                raise RendezvousConnectionError("no answer")
+            return session, commit
+
+    async with Meeting() as meeting:
+        line = Deaf(meeting.server, RUN)
+        a = await meeting.enter("a", nodes, backend=line)
+        joining = meeting.start(a)
+        await anyio.sleep(1)
+        record = await line.get("nodes/a")
+        assert line.ghost is not None
+        assert record is not None
+        assert record.session == session_of(a).id != line.ghost.id
+        await anyio.sleep(10)  # What the ghost still has goes with it, and nothing else.
+        assert await line.get("nodes/a") == record
+        assert joining.ended == (nodes == "1")
 
 
 @in_virtual_time

@@ -415,6 +415,25 @@ async def test_settings_are_replaced_if_nobody_else_is_here() -> None:
 
 
 @in_virtual_time
+async def test_settings_are_replaced_by_several_that_come_together() -> None:
+    async with Meeting() as meeting:
+        async with meeting.node("a", "1") as alone:
+            first = await alone.join()
+        worlds = await together(*await meeting.enter_all("bcd", "3"))
+        assert {(world.round, world.size) for world in worlds} == {(first.round + 1, 3)}
+
+
+@in_virtual_time
+async def test_nobody_stays_who_came_to_a_run_that_is_closed() -> None:
+    async with Meeting() as meeting:
+        a, b = await meeting.enter_all("ab", "1")
+        await a.close("done")
+        with pytest.raises(RendezvousClosedError, match="done"):
+            await b.join()
+        assert await meeting.keys("nodes/") == []
+
+
+@in_virtual_time
 async def test_a_member_alone_may_come_back_with_other_settings() -> None:
     async with Meeting() as meeting:
         async with meeting.node("a", "1") as first:

@@ -17,17 +17,10 @@ from rendezvous_async import (
     RendezvousStateError,
     Timeouts,
 )
-from rendezvous_async.backends.base import Session
 from rendezvous_async.backends.table import Table
 from rendezvous_async.handler import Rendezvous
 from rendezvous_async.testing import virtual_loop
-from tests.meeting import RUN, Line, Meeting, in_virtual_time, now, together, until
-
-
-def session_of(rendezvous: Rendezvous) -> Session:
-    assert rendezvous._owner is not None
-    assert rendezvous._owner.membership is not None
-    return rendezvous._owner.membership.session
+from tests.meeting import RUN, Line, Meeting, in_virtual_time, now, session_of, together, until
 
 
 def listen(rendezvous: Rendezvous) -> list[Event]:

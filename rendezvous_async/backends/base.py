@@ -36,6 +36,7 @@ from rendezvous_async.notice import Latch
 from rendezvous_async.settings import check_id, encode_segment
 
 __all__ = [
+    "OWN",
     "Backend",
     "Commit",
     "Condition",
@@ -50,6 +51,8 @@ __all__ = [
 ]
 
 DEFAULT_NAMESPACE = "rendezvous_async"
+OWN = ""
+"""As the session of a put: the one that ``begin`` opens along with it."""
 OUT_AFTER = 0.75
 """The part of its TTL after which a session's owner counts itself out, by its own clock."""
 
@@ -120,6 +123,12 @@ class Commit(msgspec.Struct, frozen=True, array_like=True):
         """Return what stands at ``key``, one of the keys in ``when``, after a commit that lost."""
         return next((entry for entry in self.entries if entry.key == key), None)
 
+    def relative_to(self, prefix: str) -> Commit:
+        """Return the same with ``prefix`` taken off every key."""
+        if not self.entries:
+            return self
+        return Commit(self.won, self.token, tuple([entry.relative_to(prefix) for entry in self.entries]))
+
 
 class Put(msgspec.Struct, frozen=True, array_like=True, tag="put", gc=False):
     """Write a value; with a session, the key goes when the session ends."""
@@ -140,6 +149,16 @@ class Delete(msgspec.Struct, frozen=True, array_like=True, tag="delete", gc=Fals
 
 
 Write: TypeAlias = Put | Delete
+
+
+def owned(writes: Iterable[Write], session: str) -> tuple[Write, ...]:
+    """Return the writes with this session in the place of ``OWN``."""
+    return tuple(
+        [
+            Put(write.key, write.value, session) if isinstance(write, Put) and write.session == OWN else write
+            for write in writes
+        ]
+    )
 
 
 class Condition(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -222,7 +241,7 @@ class Watch(ABC, AsyncIterator[Listing]):
         while True:
             listing = self._settle(await self._next())
             if listing is not None:
-                return listing.relative_to(self.prefix)
+                return listing
 
     async def __aenter__(self) -> Watch:
         return self
@@ -253,31 +272,34 @@ class Watch(ABC, AsyncIterator[Listing]):
         """Stop watching; a pending read ends with StopAsyncIteration."""
 
     def _settle(self, listing: Listing) -> Listing | None:
-        """Drop what was delivered already, add deletions that a fresh start hides, and remember what is known."""
-        position, epoch = self._position, listing.token.epoch
+        """Drop what was delivered already, add deletions that a fresh start hides, and remember what is known.
+
+        Returns:
+            What to deliver, with ``prefix`` taken off the keys; None if there is nothing new.
+        """
+        position, epoch, known = self._position, listing.token.epoch, self._known
         if position is not None and position.epoch == epoch and listing.token.revision < position.revision:
             return None  # stale: whatever it says has been delivered, or overtaken
         entries = []
         for entry in listing.entries:
-            known = self._known.get(entry.key)
-            if known is not None and known.epoch == epoch and entry.token.revision <= known.revision:
-                continue
-            entries.append(entry)
+            before = known.get(entry.key)
+            if before is None or before.epoch != epoch or entry.token.revision > before.revision:
+                entries.append(entry)
         complete = listing.complete and len(entries) == len(listing.entries)
-        if listing.complete:
+        if listing.complete and known:
             present = {entry.key for entry in listing.entries}
-            gone = [key for key in self._known if key not in present]
-            entries.extend(Entry(key, None, listing.token) for key in gone)
+            entries.extend(Entry(key, None, listing.token) for key in known if key not in present)
             entries.sort(key=lambda entry: entry.key)
         for entry in entries:
             if entry.value is None:
-                self._known.pop(entry.key, None)
+                known.pop(entry.key, None)
             else:
-                self._known[entry.key] = entry.token
+                known[entry.key] = entry.token
         self._position = listing.token
         if not entries and position is not None and not (listing.complete and position.epoch != epoch):
             return None
-        return Listing(tuple(entries), listing.token, complete)
+        prefix = self.prefix
+        return Listing(tuple([entry.relative_to(prefix) for entry in entries]), listing.token, complete)
 
 
 class Backend(ABC):
@@ -317,16 +339,12 @@ class Backend(ABC):
             RendezvousConnectionError: No answer in time; the commit may or may not have happened.
             ValueError: More than ``max_writes`` or ``max_bytes``, or a bad key; nothing was sent.
         """
-        conditions = tuple([Condition(self.prefix + check_key(c.key), c.token) for c in when])
-        absolute = tuple([self._absolute(write) for write in writes])
-        self._check_size(absolute, conditions)
+        absolute, conditions = self._absolute(writes, when)
         if patience is None:
             commit = await self._commit(absolute, conditions)
         else:
             commit = await self._commit_within(absolute, conditions, patience)
-        if not commit.entries:
-            return commit
-        return Commit(commit.won, commit.token, tuple(entry.relative_to(self.prefix) for entry in commit.entries))
+        return commit.relative_to(self.prefix)
 
     def watch(self, *names: str, after: Token | None = None) -> Watch:
         """Watch keys and subtrees; use it with ``async with`` and ``async for``."""
@@ -340,10 +358,23 @@ class Backend(ABC):
     async def open_session(self, ttl: float) -> Session:
         """Open a session that the backend ends ``ttl`` seconds after its last keep-alive (or a little later)."""
 
-    async def open_session_within(self, ttl: float, patience: Patience) -> Session:
-        """Open a session as ``open_session`` does, and wait for it at most as long as ``patience`` says."""
-        with answer_within(*patience):
-            return await self.open_session(ttl)
+    async def begin(
+        self, ttl: float, patience: Patience, *writes: Write, when: Iterable[Condition] = ()
+    ) -> tuple[Session, Commit | None]:
+        """Open a session as ``open_session`` does; where the backend can, make its first commit in the same step.
+
+        A put under the session ``OWN`` belongs to the new one, which is open also if the commit has lost. Whoever gives
+        this up leaves nothing behind that lasts: a session that is opened all the same ends soon, with its keys.
+
+        Returns:
+            The session, and how the commit went: None if it was not made, since this takes two steps here.
+
+        Raises:
+            RendezvousConnectionError: No answer in time.
+            ValueError: As ``commit`` does; nothing was sent.
+        """
+        session, commit = await self._begin(ttl, patience, *self._absolute(writes, when))
+        return session, None if commit is None else commit.relative_to(self.prefix)
 
     @abstractmethod
     async def end_session(self, session: str) -> None:
@@ -360,10 +391,22 @@ class Backend(ABC):
         with anyio.CancelScope(shield=True):
             await self.aclose()
 
-    def _absolute(self, write: Write) -> Write:
-        if isinstance(write, Delete):
-            return Delete(self.prefix + check_name(write.name))
-        return Put(self.prefix + check_key(write.key), write.value, write.session)
+    def _absolute(
+        self, writes: Iterable[Write], when: Iterable[Condition]
+    ) -> tuple[tuple[Write, ...], tuple[Condition, ...]]:
+        """Return a commit on absolute names; ValueError if it is not one that may be sent."""
+        prefix = self.prefix
+        conditions = tuple([Condition(prefix + check_key(c.key), c.token) for c in when])
+        absolute = tuple(
+            [
+                Put(prefix + check_key(write.key), write.value, write.session)
+                if isinstance(write, Put)
+                else Delete(prefix + check_name(write.name))
+                for write in writes
+            ]
+        )
+        self._check_size(absolute, conditions)
+        return absolute, conditions
 
     def _check_size(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> None:
         if len(writes) > 1:
@@ -373,12 +416,6 @@ class Backend(ABC):
                 f"a commit to {self.name} has at most {self.max_writes} writes and as many conditions, "
                 f"not {len(writes)} and {len(when)}; split it"
             )
-        # A character has four bytes at the most: as a rule that is enough to know.
-        most = sum([len(condition.key) for condition in when])
-        for write in writes:
-            most += len(write.name) if isinstance(write, Delete) else len(write.key) + len(write.value)
-        if 4 * most <= self.max_bytes:
-            return
         size = sum([name_size(condition.key) for condition in when])
         for write in writes:
             size += name_size(write.name) if isinstance(write, Delete) else name_size(write.key) + len(write.value)
@@ -429,6 +466,12 @@ class Backend(ABC):
     ) -> Commit:
         with answer_within(*patience):
             return await self._commit(writes, when)
+
+    async def _begin(
+        self, ttl: float, patience: Patience, writes: tuple[Write, ...], when: tuple[Condition, ...]
+    ) -> tuple[Session, Commit | None]:
+        with answer_within(*patience):
+            return await self.open_session(ttl), None
 
     @abstractmethod
     def _watch(self, names: tuple[str, ...], after: Token | None) -> Watch: ...

@@ -27,9 +27,11 @@ from rendezvous_async.backends.base import (
     Watch,
     Write,
     closed_error,
+    owned,
 )
 from rendezvous_async.backends.fanout import Fanout
 from rendezvous_async.backends.table import Table
+from rendezvous_async.clock import Patience, answer_within
 from rendezvous_async.errors import RendezvousSessionError
 from rendezvous_async.settings import Endpoint
 
@@ -100,7 +102,19 @@ class MemoryBackend(Backend):
         return _MemoryWatch(self, names, after)
 
     async def open_session(self, ttl: float) -> Session:
-        table = await self._table()
+        return self._open(await self._table(), ttl)
+
+    async def _begin(
+        self, ttl: float, patience: Patience, writes: tuple[Write, ...], when: tuple[Condition, ...]
+    ) -> tuple[Session, Commit | None]:
+        with answer_within(*patience):
+            table = await self._table()
+        session = self._open(table, ttl)  # There is no wait from here on: nobody sees the one without the other.
+        commit = table.commit(owned(writes, session.id), when)
+        self.server.settle()
+        return session, commit
+
+    def _open(self, table: Table, ttl: float) -> Session:
         now = clock.now()
         session = _MemorySession(table.open_session(ttl, now), ttl, now, self)
         self.server.settle()

@@ -17,7 +17,7 @@ import anyio
 import msgspec
 
 from rendezvous_async import clock
-from rendezvous_async.backends.base import Backend, Session
+from rendezvous_async.backends.base import Backend, Commit, Session
 from rendezvous_async.cli.demo_node import TIMEOUTS
 from rendezvous_async.cli.endpoints import endpoint_of, open_run, shown
 from rendezvous_async.cli.exits import Exit, Failure
@@ -176,10 +176,10 @@ class _Crowd:
 
     def _count_keep_alives(self, backend: Backend) -> None:
         """Count every keep-alive of this backend's sessions that is answered."""
-        open_session = backend.open_session_within
+        begin = backend.begin
 
-        async def open_counted(ttl: float, patience: Patience) -> Session:
-            session = await open_session(ttl, patience)
+        async def begin_counted(*args: Any, **options: Any) -> tuple[Session, Commit | None]:
+            session, commit = await begin(*args, **options)
             keep_alive = session.keep_alive
 
             async def counted(patience: Patience | None = None) -> None:
@@ -187,9 +187,9 @@ class _Crowd:
                 self._keep_alives += 1
 
             setattr(session, "keep_alive", counted)  # noqa: B010
-            return session
+            return session, commit
 
-        setattr(backend, "open_session_within", open_counted)  # noqa: B010
+        setattr(backend, "begin", begin_counted)  # noqa: B010
 
 
 async def _kill_one(options: Namespace, crowd: _Crowd) -> list[float]:

@@ -17,9 +17,21 @@ from typing import TypeVar
 import anyio
 import msgspec
 
-from rendezvous_async.backends.base import Backend, Commit, Condition, Entry, Listing, Session, Token, Watch, Write
+from rendezvous_async.backends.base import (
+    Backend,
+    Commit,
+    Condition,
+    Entry,
+    Listing,
+    Session,
+    Token,
+    Watch,
+    Write,
+    owned,
+)
 from rendezvous_async.backends.memory import MemoryServer
 from rendezvous_async.backends.table import Table
+from rendezvous_async.clock import Patience, answer_within
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousSessionError
 
 __all__ = ["Faults", "Network", "SimulatedBackend"]
@@ -187,6 +199,19 @@ class SimulatedBackend(Backend):
         sent_at = anyio.current_time()
         id = await self._call(lambda table: table.open_session(ttl, anyio.current_time()))
         return _SimulatedSession(id, ttl, sent_at, self)
+
+    async def _begin(
+        self, ttl: float, patience: Patience, writes: tuple[Write, ...], when: tuple[Condition, ...]
+    ) -> tuple[Session, Commit | None]:
+        sent_at = anyio.current_time()
+
+        def begin(table: Table) -> tuple[str, Commit]:
+            id = table.open_session(ttl, anyio.current_time())
+            return id, table.commit(owned(writes, id), when)
+
+        with answer_within(*patience):
+            id, commit = await self._call(begin)
+        return _SimulatedSession(id, ttl, sent_at, self), commit
 
     async def end_session(self, session: str) -> None:
         await self._call(lambda table: table.end_session(session))

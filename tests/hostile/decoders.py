@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from rendezvous_async.backends import frames
-from rendezvous_async.backends.base import Commit, Condition, Delete, Entry, Listing, Put, Token
+from rendezvous_async.backends.base import OWN, Commit, Condition, Delete, Entry, Listing, Put, Token
 from rendezvous_async.backends.etcd.history import key_of
 from rendezvous_async.backends.etcd.lease import lease_id, session_id
 from rendezvous_async.backends.file.life import Lives
@@ -70,6 +70,9 @@ REQUESTS: tuple[wire.Request, ...] = (
     wire.Follow(4, ("rendezvous_async/run/", "rendezvous_async/run/state"), _TOKEN),
     wire.Unfollow(4),
     wire.OpenSession(5, 5.0),
+    wire.OpenSession(
+        5, 5.0, (Put("rendezvous_async/run/key", b"value", OWN),), (Condition("rendezvous_async/run/key", None),)
+    ),
     wire.KeepAlive(6, "epoch.1"),
     wire.Resume(7, "epoch.1"),
     wire.EndSession(8, "epoch.1"),
@@ -90,6 +93,7 @@ ANSWERS: tuple[wire.Message, ...] = (
     wire.Committed(3, Commit(False, _TOKEN, (_ENTRY,))),
     wire.Changed(4, Listing((Entry("rendezvous_async/run/key", None, _TOKEN),), _TOKEN, complete=False)),
     wire.Opened(5, "epoch.1", 5.0),
+    wire.Opened(5, "epoch.1", 5.0, Commit(True, _TOKEN)),
     wire.Done(6),
     wire.Failed(7, wire.FAILED_DENIED, "no"),
 )

@@ -186,10 +186,22 @@ class Channel:
         timer = None if patience is None else self._loop.call_at(now + patience.seconds, _give_up, future, patience)
         try:
             return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:  # It came in that moment.
+                self._drop(future.result())
+            raise
         finally:
             self._calls.pop(id, None)
             if timer is not None:
                 timer.cancel()
+
+    def _drop(self, answer: wire.Answer) -> None:
+        """Pass over an answer that nobody waits for any more; a session that was opened is ended again.
+
+        If the connection is lost before it is told, the server ends it for that.
+        """
+        if isinstance(answer, wire.Opened) and self.link is not None:
+            self._errand(wire.EndSession(self.next_id(), answer.session), lambda _: None)
 
     def begin_commit(self) -> tuple[int, int]:
         """Return the number of a new commit, and up to which number all are settled."""
@@ -254,7 +266,9 @@ class Channel:
         call = self._calls.get(answer.id)
         if call is not None:
             self.current_at = call.sent_at
-            if not call.future.done():
+            if call.future.done():
+                self._drop(answer)
+            else:
                 call.future.set_result(answer)
         elif answer.id in self._errands:
             self.current_at, take = self._errands.pop(answer.id)
@@ -263,6 +277,8 @@ class Channel:
             follower = found[0]
             self._follow_ids.pop(follower, None)
             follower.fail(error_of(answer), ended=True)
+        else:
+            self._drop(answer)
 
     # Connecting
 

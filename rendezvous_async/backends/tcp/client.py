@@ -48,7 +48,7 @@ class TcpBackend(Backend):
     """
 
     name = "tcp"
-    max_writes = 4096
+    max_writes = 16_384
     max_bytes = 8 * 1024 * 1024
 
     def __init__(
@@ -78,18 +78,24 @@ class TcpBackend(Backend):
         return self.host is not None and self.host.server is not None
 
     async def open_session(self, ttl: float) -> Session:
-        return await self._open_session(ttl)
+        session, _ = await self._begin(ttl)
+        return session
 
-    async def open_session_within(self, ttl: float, patience: Patience) -> Session:
-        return await self._open_session(ttl, patience)
-
-    async def _open_session(self, ttl: float, patience: Patience | None = None) -> Session:
+    async def _begin(
+        self,
+        ttl: float,
+        patience: Patience | None = None,
+        writes: tuple[Write, ...] = (),
+        when: tuple[Condition, ...] = (),
+    ) -> tuple[Session, Commit | None]:
         sent_at = clock.now()
         id = self._channel.next_id()
-        opened = await self._call(id, wire.OpenSession(id, ttl), wire.Opened, patience)
+        opened = await self._call(id, wire.OpenSession(id, ttl, writes, when), wire.Opened, patience)
         session = _TcpSession(opened.session, opened.ttl, sent_at, self)
         self._channel.keep_session(session)
-        return session
+        if opened.commit is not None:
+            self._channel.saw(opened.commit.token)
+        return session, opened.commit
 
     async def end_session(self, session: str) -> None:
         id = self._channel.next_id()
@@ -247,7 +253,7 @@ class _TcpWatch(Watch):
     def _hand_over(self, listing: Listing, take: Callable[[Listing], None]) -> None:
         settled = self._settle(listing)
         if settled is not None:
-            take(settled.relative_to(self.prefix))
+            take(settled)
 
     # What the channel calls.
 

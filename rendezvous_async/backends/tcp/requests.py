@@ -108,9 +108,12 @@ def _open_session(peer: Connection, request: wire.OpenSession) -> None:
         peer.fail(request.id, wire.FAILED_INVALID, f"a session's ttl is at most {limits.longest_ttl:g} s, not {ttl:g}")
     elif peer.server.table.sessions >= limits.sessions:
         peer.fail(request.id, wire.FAILED_LIMIT, f"the server has its {limits.sessions} sessions")
-    else:
+    elif any(isinstance(write, Put) and write.session for write in request.writes):
+        peer.fail(request.id, wire.FAILED_INVALID, "the first commit of a session puts nothing under another one")
+    elif _may_write(peer, request.id, request.writes, request.when):
         granted = max(ttl, limits.shortest_ttl)
-        peer.send(wire.Opened(request.id, peer.server.open_session(peer, granted), granted))
+        session, commit = peer.server.open_session(peer, granted, request.writes, request.when)
+        peer.send(wire.Opened(request.id, session, granted, commit))
 
 
 def _refresh(peer: Connection, request: wire.KeepAlive | wire.Resume) -> None:
@@ -133,6 +136,8 @@ def _ping(peer: Connection, request: wire.Ping) -> None:
 
 
 def _goodbye(peer: Connection, _: wire.Goodbye) -> None:
+    for session in tuple(peer.sessions):
+        peer.server.end_session(session)
     peer.close()
     peer.server.forget(peer)
 
@@ -141,7 +146,7 @@ def _goodbye(peer: Connection, _: wire.Goodbye) -> None:
 
 
 def _may_name(peer: Connection, id: int, name: str) -> bool:
-    if not is_sound(name):
+    if len(name) > MAX_NAME or not _is_well_formed(name):
         peer.fail(id, wire.FAILED_INVALID, f"not a name: {name[:64]!r}")
         return False
     if not name.startswith(peer.scope):
@@ -172,7 +177,7 @@ def _may_write(peer: Connection, id: int, writes: tuple[Write, ...], when: tuple
             if write.key.endswith("/"):
                 peer.fail(id, wire.FAILED_INVALID, f"a key must not end in a slash: {write.key[:64]!r}")
                 return False
-            if write.session is not None and not _may_use(peer, id, write.session):
+            if write.session and not _may_use(peer, id, write.session):  # OWN is nobody else's
                 return False
         elif not _may_name(peer, id, write.name):
             return False
@@ -201,11 +206,7 @@ ANSWERS: Final[dict[type, Callable[[Connection, Any], None]]] = {
 }
 
 
-def is_sound(name: str) -> bool:
-    """Tell whether a client of ours could have sent this name."""
-    return 0 < len(name) <= MAX_NAME and _is_well_formed(name)
-
-
 @lru_cache(REMEMBERED_NAMES)
 def _is_well_formed(name: str) -> bool:
-    return name[0] != "/" and "//" not in name and name.isprintable()
+    """Tell whether a client of ours could have sent this name; its length is looked at before, as it is kept here."""
+    return name != "" and name[0] != "/" and "//" not in name and name.isprintable()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from rendezvous_async import clock
-from rendezvous_async.backends.base import Commit, Condition, Write
+from rendezvous_async.backends.base import Commit, Condition, Write, owned
 from rendezvous_async.backends.fanout import Fanout
 from rendezvous_async.backends.frames import Committed, Ended, Forgotten, Opened
 from rendezvous_async.backends.log import Log
@@ -265,24 +265,30 @@ class TcpServer:
 
     # What connections ask for; whatever changes the table goes through here, and into the log.
 
-    def commit(self, writes: Sequence[Write], when: Sequence[Condition], id: CommitId) -> Commit:
+    def commit(self, writes: Sequence[Write], when: Sequence[Condition], id: CommitId | None = None) -> Commit:
         """Commit to the table."""
         before = self.table.revision
         commit = self.table.commit(writes, when, id)
         if self.journal is not None and commit.won:
-            self._logged.add(id.client)
+            if id is not None:
+                self._logged.add(id.client)
             if self.table.revision > before:
                 self.journal.record(Committed(tuple(writes), (), id))
         return commit
 
-    def open_session(self, connection: Connection, ttl: float) -> str:
-        """Open a session that belongs to this connection."""
+    def open_session(
+        self, connection: Connection, ttl: float, writes: Sequence[Write] = (), when: Sequence[Condition] = ()
+    ) -> tuple[str, Commit | None]:
+        """Open a session that belongs to this connection, and make its first commit, if there is one.
+
+        That has no number: a client that sends it again, on another connection, means another session.
+        """
         session = self.table.open_session(ttl, clock.now(), connection.scope)
         self._own(connection, session)
         if self.journal is not None:
             self.journal.record(Opened(session, ttl))
         self._set_timer()
-        return session
+        return session, self.commit(owned(writes, session), when) if writes else None
 
     def keep_alive(self, connection: Connection, session: str) -> bool:
         """Refresh a session, which belongs to this connection from now on; False if it has ended."""

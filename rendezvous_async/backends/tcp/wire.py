@@ -144,8 +144,12 @@ class Unfollow(_Message, frozen=True, tag=14):
 
 
 class OpenSession(_Message, frozen=True, tag=15):
+    """Open a session, and with ``writes`` make its first commit; a put under ``OWN`` belongs to the new session."""
+
     id: int
     ttl: float
+    writes: tuple[Put | Delete, ...] = ()
+    when: tuple[Condition, ...] = ()
 
 
 class KeepAlive(_Message, frozen=True, tag=16):
@@ -199,9 +203,12 @@ class Changed(_Message, frozen=True, tag=33):
 
 
 class Opened(_Message, frozen=True, tag=34):
+    """The session is open, whether its first commit has won or lost."""
+
     id: int
     session: str
     ttl: float
+    commit: Commit | None = None
 
 
 class Done(_Message, frozen=True, tag=35):

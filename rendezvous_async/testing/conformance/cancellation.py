@@ -11,7 +11,8 @@ from functools import partial
 import anyio
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
-from rendezvous_async.backends.base import Backend, Delete, Put
+from rendezvous_async.backends.base import OWN, Backend, Delete, Put
+from rendezvous_async.clock import Patience
 from rendezvous_async.testing.conformance.check import (
     TTL,
     WAIT,
@@ -118,6 +119,25 @@ async def a_cancelled_commit_happened_or_not(run: Run) -> None:
         assert entry is not None and entry.value is not None, "a counter is gone"
         number = int(entry.value)
         expect(finished + 1 <= number <= len(TURNS) + 1, f"{finished} of {len(TURNS)} increments and one: {number}")
+
+
+@Check
+async def a_session_that_is_given_up_leaves_nothing(run: Run) -> None:
+    """A begin() that is cancelled at any point leaves no key behind once it would have been answered."""
+    async with run.client() as backend, run.client() as other, other.watch("") as watch:
+        reader = Reader(watch, "")
+        for turns in TURNS:
+
+            async def begin_and_end() -> None:
+                session, _ = await backend.begin(20, Patience(WAIT, "begin"), Put("bound", b"", OWN))
+                with anyio.CancelScope(shield=True):
+                    await session.aclose()
+
+            await give_up(begin_and_end, turns)
+            await other.commit(Put("mark", b"%d" % turns))
+            await reader.until("no key of a session", partial(dict.__eq__, {"mark": b"%d" % turns}))
+        await expect_usable(backend, other)
+        expect_same([entry.key for entry in (await other.list("")).entries], ["mark"], "the keys that are left")
 
 
 @Check

@@ -6,7 +6,8 @@ from functools import partial
 
 import anyio
 
-from rendezvous_async.backends.base import OUT_AFTER, Backend, Condition, Delete, Put, Session
+from rendezvous_async.backends.base import OUT_AFTER, OWN, Backend, Condition, Delete, Put, Session
+from rendezvous_async.clock import Patience
 from rendezvous_async.errors import RendezvousSessionError
 from rendezvous_async.testing.conformance.check import (
     TTL,
@@ -19,6 +20,8 @@ from rendezvous_async.testing.conformance.check import (
     expect_same,
     keeping,
 )
+
+ABSENT = Condition("nobody", None)
 
 
 async def expect_ended(backend: Backend, session: Session) -> None:
@@ -76,6 +79,34 @@ async def a_closed_session_takes_its_keys_along(run: Run) -> None:
         await backend.end_session(session.id)
         await bystander.aclose()
         expect_same(await keys(backend), ["kept"], "the run after both sessions were closed")
+
+
+@Check
+async def a_session_begins_with_its_first_commit(run: Run) -> None:
+    """begin() opens a session and commits under it in one step, or opens it and says that it has not committed."""
+    async with run.client() as backend, run.client() as other:
+        await other.commit(Put("taken", b"1"))
+        patience = Patience(WAIT, "begin")
+        session, commit = await backend.begin(20, patience, Put("a", b"1", OWN), Put("b", b"2"), when=[ABSENT])
+        late, refused = await backend.begin(20, patience, Put("c", b"", OWN), when=[ABSENT, Condition("taken", None)])
+        expect(session.id != late.id, f"two sessions have the same id {session.id}")
+        if commit is None or refused is None:
+            expect(commit is None and refused is None, "begin() commits only now and then")
+            expect_same(await keys(other), ["taken"], "the run after commits that were not made")
+        else:
+            expect(commit.won, f"the first commit of a session lost: {commit}")
+            entries = (await other.list("")).entries
+            expect_same([entry.key for entry in entries], ["a", "b", "taken"], "the run after the first commit")
+            expect_same([entry.session for entry in entries], [session.id, None, None], "the sessions of entries")
+            expect_same({entry.token for entry in entries[:2]}, {commit.token}, "the tokens of a first commit")
+            expect(not refused.won, "a first commit won against its conditions")
+            expect_same([entry.key for entry in refused.entries], ["taken"], "the entries of a first commit that lost")
+        for opened in (session, late):
+            await opened.keep_alive()
+            await backend.commit(Put("mine", b"", opened.id))
+            await opened.aclose()
+            await expect_ended(other, opened)
+        expect_same(await keys(other), ["taken"] if commit is None else ["b", "taken"], "the run after both have ended")
 
 
 @Check

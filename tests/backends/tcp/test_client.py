@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from rendezvous_async.backends.base import OUT_AFTER, Condition, Delete, Put, Watch
+from rendezvous_async.backends.base import OUT_AFTER, OWN, Condition, Delete, Put, Watch
 from rendezvous_async.backends.tcp import TcpBackend, TcpServer, dialing, serve, wire
 from rendezvous_async.backends.tcp.dialing import Attempts, Backoff
 from rendezvous_async.backends.tcp.link import Link
@@ -156,7 +156,7 @@ async def test_patience_ends_a_call_and_nothing_else() -> None:
         with pytest.raises(RendezvousConnectionError, match="keep-alive: the backend did not answer"):
             await session.keep_alive(Patience(0.01, "keep-alive"))
         with pytest.raises(RendezvousConnectionError, match="open: the backend did not answer"):
-            await backend.open_session_within(60, Patience(0.01, "open"))
+            await backend.begin(60, Patience(0.01, "open"))
         assert session.deadline == deadline
         assert not session.lost.is_set()
         proxy.go_on()
@@ -165,6 +165,45 @@ async def test_patience_ends_a_call_and_nothing_else() -> None:
         assert commit.won
         assert server.table.get(f"{backend.prefix}key") == Put(f"{backend.prefix}key", b"second").entry(commit.token)
         assert not backend._channel._calls
+
+
+async def test_a_session_that_is_given_up_ends_as_soon_as_it_is_open() -> None:
+    async with behind_proxy() as (server, proxy, backend):
+        await backend.get("key")
+        proxy.stall()
+        with pytest.raises(RendezvousConnectionError):
+            await backend.begin(60, Patience(0.01, "open"), Put("key", b"", OWN))
+        changed: list[str] = []
+        server.listeners.append(changed.extend)
+        proxy.go_on()
+        await eventually(lambda: changed == [f"{backend.prefix}key"] * 2)  # It came, and went.
+        assert server.table.sessions == 0
+        assert await backend.get("key") is None
+        assert not backend._channel._errands
+
+
+async def test_a_session_whose_answer_comes_with_the_cancellation_ends() -> None:
+    async with behind_proxy() as (server, _, backend):
+        for turns in range(30):
+            with anyio.CancelScope() as scope:
+                async with anyio.create_task_group() as group:
+                    group.start_soon(backend.begin, 60, Patience(WAIT, "open"), Put("key", b"", OWN))
+                    for _ in range(turns):
+                        await anyio.lowlevel.checkpoint()
+                    scope.cancel()
+            if backend._channel._sessions:  # It was in time.
+                (session,) = backend._channel._sessions.values()
+                await session.aclose()
+            await backend.get("key")  # It is answered after the opening of a session that was given up.
+            await eventually(lambda: not server.table.sessions and not backend._channel._errands)
+
+
+async def test_what_is_open_when_a_client_says_goodbye_ends_at_once() -> None:
+    async with serve(port=0, disconnect_grace=60) as server:
+        async with connected(server.endpoint) as backend:
+            await backend.begin(60, Patience(WAIT, "open"), Put("key", b"", OWN))
+            assert server.table.sessions == 1
+        await eventually(lambda: not server.table.sessions)
 
 
 async def test_closing_while_there_is_no_connection_is_quick() -> None:

@@ -160,7 +160,7 @@ async def test_a_session_whose_owner_is_gone_has_a_full_ttl_after_a_restart(tmp_
         async with connected(server.endpoint) as backend:
             session = await backend.open_session(2.5)
             await backend.commit(Put("bound", b"", session.id))
-        await server.kill()
+            await server.kill()
         restarted_at = anyio.current_time()
         await server.start()
         async with connected(server.endpoint) as other, other.watch("bound") as watch:

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import anyio
@@ -45,8 +46,9 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 async def test_sessions_have_their_full_time_however_long_the_log_takes_to_open(gate: Gate, tmp_path: Path) -> None:
     gate.opened.set()
-    async with serve(port=0, data_dir=tmp_path) as server, connected(server.endpoint) as backend:
-        session = await backend.open_session(60)
+    async with AsyncExitStack() as clients, serve(port=0, data_dir=tmp_path) as server:
+        backend = await clients.enter_async_context(connected(server.endpoint))
+        session = await backend.open_session(60)  # It outlives the server, since its client has not said goodbye.
     gate.opened.clear()
     gate.reached.clear()
     opened_at = 0.0

@@ -21,13 +21,14 @@ writes = st.lists(
     st.builds(Put, names, st.binary(max_size=50), st.none() | names) | st.builds(Delete, names), max_size=4
 )
 conditions = st.lists(st.builds(Condition, names, st.none() | tokens), max_size=4)
+commits = st.builds(Commit, st.booleans(), tokens, st.lists(entries, max_size=3).map(tuple))
 requests = st.one_of(
     st.builds(wire.Get, ids, names),
     st.builds(wire.List, ids, names),
     st.builds(wire.Transact, ids, ids, ids, writes.map(tuple), conditions.map(tuple)),
     st.builds(wire.Follow, ids, st.lists(names, max_size=3).map(tuple), st.none() | tokens),
     st.builds(wire.Unfollow, ids),
-    st.builds(wire.OpenSession, ids, st.floats(0, 100)),
+    st.builds(wire.OpenSession, ids, st.floats(0, 100), writes.map(tuple), conditions.map(tuple)),
     st.builds(wire.KeepAlive, ids, names),
     st.builds(wire.Resume, ids, names),
     st.builds(wire.EndSession, ids, names),
@@ -40,9 +41,9 @@ answers = st.one_of(
     st.builds(wire.Refused, names, names),
     st.builds(wire.Found, ids, st.none() | entries),
     st.builds(wire.Listed, ids, listings),
-    st.builds(wire.Committed, ids, st.builds(Commit, st.booleans(), tokens, st.lists(entries, max_size=3).map(tuple))),
+    st.builds(wire.Committed, ids, commits),
     st.builds(wire.Changed, ids, st.none() | listings),
-    st.builds(wire.Opened, ids, names, st.floats(0, 100)),
+    st.builds(wire.Opened, ids, names, st.floats(0, 100), st.none() | commits),
     st.builds(wire.Done, ids),
     st.builds(wire.Failed, ids, names, names),
 )
