@@ -151,7 +151,7 @@ class Coordinator:
                 await anyio.sleep(RETRY_AFTER * (1 + self._rng.random()))
                 continue
             entries = (put.entry(commit.token),) if commit.won else commit.entries
-            self._view.apply(entries)
+            self._view.hear(entries)
             if not commit.won and not entries:
                 await self._view.changed.wait()
 
@@ -344,13 +344,13 @@ class _Duty:
         if not commit.won:
             if commit.entry(STATE) is None or commit.entry(COORDINATOR) is None:
                 raise _StandDown("the post or the run's state is gone")
-            self._view.apply(entry for entry in commit.entries if entry.key in self._view.names)
+            self._view.hear(commit.entries)
         return commit
 
     def _adopt(self, head: Put, commit: Commit) -> None:
         """Take the head that was just written as the known one."""
         self._state = commit.token
-        self._view.apply([head.entry(commit.token)])
+        self._view.hear([head.entry(commit.token)])
 
 
 def _stamp(token: Token) -> tuple[str, int]:

@@ -274,7 +274,7 @@ class Rendezvous:
             await close_run(backend, reason, self.node, self.settings)
             state = await backend.get(STATE)
         if state is not None and owner.membership is not None:
-            owner.membership.view.apply([state])  # Who closes it must not see its world go on till the push arrives.
+            owner.membership.view.hear([state])  # Who closes it must not see its world go on till the push arrives.
 
     async def evict(self, node: str) -> bool:
         """Throw another node out; it learns that it is out, and may join again. False if it is not here."""

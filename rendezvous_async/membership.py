@@ -31,7 +31,6 @@ from rendezvous_async.backends.base import (
     Put,
     Session,
     Token,
-    Watch,
     Write,
     owned,
 )
@@ -78,7 +77,6 @@ class Membership:
         backend: Backend,
         session: Session,
         view: View,
-        watch: Watch,
         node: str,
         settings: Settings,
         timeouts: Timeouts,
@@ -91,7 +89,6 @@ class Membership:
         self.session = session
         self.view = view
         self.error: RendezvousError | None = None
-        self._watch = watch
         self._backend = backend
         self._node = node
         self._settings = settings
@@ -133,19 +130,18 @@ class Membership:
         Raises:
             RendezvousConnectionError: No answer within ``timeouts.heartbeat``.
         """
-        view = View(node)
         founds = rng.random() * settings.min_nodes < FOUNDERS
+        view = View(node, backend)  # First, so that its watch goes out together with all else.
         writes, when = _arrival(view, node, OWN, None, record, settings, founds)
-        watch = backend.watch(*view.names)  # First, so that all goes out together.
         try:
             patience = Patience(timeouts.heartbeat, "open a session")
             session, commit = await backend.begin(ttl, patience, *writes, when=when)
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await watch.aclose()
+                await view.watch.aclose()
             raise
-        membership = cls(backend, session, view, watch, node, settings, timeouts, interval, rng, events, start, founds)
-        if not watch.deliver(membership._take_pushed, membership._fail_by):
+        membership = cls(backend, session, view, node, settings, timeouts, interval, rng, events, start, founds)
+        if not view.watch.deliver(membership._take_pushed, membership._fail_by):
             membership._begin(membership._follow)
         if commit is not None:
             membership._note(record, owned(writes, session.id), commit)
@@ -177,7 +173,7 @@ class Membership:
         """End it for this reason, unless it is over already: stop all tasks, and tell everybody who waits."""
         if self.error is None:
             self._stop(error)
-            self._start(self._watch.aclose)
+            self._start(self.view.watch.aclose)
 
     def _stop(self, error: RendezvousError) -> None:
         self.error = error
@@ -228,16 +224,15 @@ class Membership:
         own = node_key(self._node)
         if commit.won:
             self._record, self._arrival = commit.token, record.arrival
-            news = [write.entry(commit.token) for write in writes if isinstance(write, Put) and write.key != own]
+            news = [write.entry(commit.token) for write in writes if isinstance(write, Put)]
         else:
             mine = commit.entry(own)
             self._record = None if mine is None else mine.token
             # One that lost may have got through before, though its answer did not.
             stands = mine is not None and mine.value == encode(record) and mine.session == self.session.id
             self._arrival = record.arrival if stands else None
-            news = [entry for entry in commit.entries if entry.key != own]
-        if news:
-            self._take(news)
+            news = [*commit.entries]
+        self._take(self.view.hear, news)
 
     async def _wait_for_founder(self) -> None:
         """Wait until something has changed; if there is no run after a while, this node must found it."""
@@ -261,7 +256,7 @@ class Membership:
         """Stop all tasks and the watch, and say nothing: whatever this node has written goes when its time is over."""
         if self.error is None:
             self._stop(RendezvousSessionError(f"node {self._node} has left"))
-        await self._watch.aclose()
+        await self.view.watch.aclose()
 
     async def _check_head(self, head: Head) -> None:
         """Raise if this node cannot arrive under a head, also not by replacing its settings."""
@@ -346,16 +341,16 @@ class Membership:
 
     async def _follow(self) -> None:
         """Read the watch of a backend that does not deliver."""
-        async for listing in self._watch:
-            self._take(listing.entries)
+        async for listing in self.view.watch:
+            self._take_pushed(listing)
 
     def _take_pushed(self, listing: Listing) -> None:
-        self._take(listing.entries)
+        self._take(self.view.apply, listing.entries)
 
-    def _take(self, entries: Sequence[Entry]) -> None:
+    def _take(self, take: Callable[[Sequence[Entry]], None], entries: Sequence[Entry]) -> None:
         """Take news into the view; what cannot be read ends it."""
         try:
-            self.view.apply(entries)
+            take(entries)
         except Exception as error:
             self._fail_by(error)
 

@@ -156,6 +156,27 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/test_handler.py::test_an_arrival_whose_answer_is_lost_is_not_repeated",
     ),
     Mutation(
+        "view.py",
+        "                self.watch.learn(entry)",
+        "                pass",
+        "a post that was vacated while a node came stays vacant for it, and no round forms",
+        "tests/test_membership.py::test_a_post_that_falls_vacant_while_a_node_comes_is_taken",
+    ),
+    Mutation(
+        "backends/tcp/channel.py",
+        "                self._drop(future.result())",
+        "                pass",
+        "a join that is cancelled as its answer comes leaves a record behind",
+        "tests/backends/tcp/test_client.py::test_a_session_whose_answer_comes_with_the_cancellation_ends",
+    ),
+    Mutation(
+        "backends/tcp/requests.py",
+        "        peer.server.end_session(session)\n    peer.close()",
+        "        pass\n    peer.close()",
+        "who says goodbye is missed only after the grace",
+        "tests/backends/tcp/test_client.py::test_what_is_open_when_a_client_says_goodbye_ends_at_once",
+    ),
+    Mutation(
         "handler.py",
         "                    if spare:\n                        scope.deadline = math.inf",
         "                    if spare:\n                        pass",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import anyio
 import pytest
@@ -214,3 +215,20 @@ async def test_a_membership_describes_itself() -> None:
         assert repr(membership) == "<Membership node='a' session=memory.1>"
         await a.leave()
         assert repr(membership) == "<Membership node='a' session=memory.1 over>"
+
+
+@in_virtual_time
+async def test_a_post_that_falls_vacant_while_a_node_comes_is_taken() -> None:
+    """The answer to its first commit still tells of the coordinator, and the first thing that it is shown no longer."""
+
+    class Meanwhile(Line):
+        async def _begin(self, *args: Any) -> Any:
+            begun = await super()._begin(*args)
+            await meeting.backend().end_session(session_of(a).id)
+            return begun
+
+    async with Meeting() as meeting:
+        (a,) = await meeting.enter_all("a", "1:2")
+        await a.join()
+        b = await meeting.enter("b", "1:2", backend=Meanwhile(meeting.server, RUN))
+        assert (await b.join()).round == 2

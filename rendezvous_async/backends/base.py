@@ -260,6 +260,13 @@ class Watch(ABC, AsyncIterator[Listing]):
         """
         return False
 
+    def learn(self, entry: Entry) -> None:
+        """Take it that the reader knows this entry from elsewhere: it is not delivered again, but its deletion is."""
+        key = self.prefix + entry.key
+        known = self._known.get(key)
+        if known is None or known.epoch != entry.token.epoch or known.revision < entry.token.revision:
+            self._known[key] = entry.token
+
     @abstractmethod
     async def _next(self) -> Listing:
         """Return the next listing as it comes, possibly stale, repeated or complete; ``_settle`` makes it fit.

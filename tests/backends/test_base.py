@@ -135,6 +135,21 @@ class TestSettling:
         watch._settle(Listing((Entry("a", None, token(2)),), token(2), complete=False))
         assert watch._settle(Listing((put("a", 1),), token(1), complete=False)) is None
 
+    def test_what_the_reader_has_learned_elsewhere_is_deleted_if_it_is_gone(self) -> None:
+        watch = FakeWatch()
+        watch.learn(put("a", 1))
+        watch.learn(put("b", 2))
+        settled = watch._settle(Listing((put("b", 2), put("c", 3)), token(4)))
+        assert settled == Listing((Entry("a", None, token(4)), put("c", 3)), token(4), complete=False)
+
+    def test_what_is_learned_late_does_not_hide_what_is_newer(self) -> None:
+        watch = FakeWatch()
+        watch._settle(Listing((put("a", 5),), token(5)))
+        watch.learn(put("a", 3))
+        assert watch._settle(Listing((put("a", 5),), token(6), complete=False)) is None
+        newer = Listing((put("a", 7),), token(7), complete=False)
+        assert watch._settle(newer) == newer
+
     def test_a_watch_that_resumes_gets_a_complete_listing_in_full(self) -> None:
         listing = Listing((put("a", 1), put("b", 9)), token(9))
         assert FakeWatch(token(5))._settle(listing) == listing
