@@ -118,7 +118,7 @@ class EtcdBackend(Backend):
             await self._owner
         if not self._cluster.closed:
             with anyio.move_on_after(CLOSING_TIMEOUT), suppress(RendezvousConnectionError):
-                await self._commits.aclose()
+                await self._commits.aclose(clock.now() + CLOSING_TIMEOUT)
         await self._cluster.aclose()
 
     async def _get(self, key: str) -> Entry | None:
