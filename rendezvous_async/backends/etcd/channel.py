@@ -265,9 +265,11 @@ class Cluster:
     async def aclose(self) -> None:
         """Close every channel; calls that get no answer in time end with RendezvousConnectionError."""
         self.closed = True
-        await self.under_way.drain(LAST_ANSWERS)
-        for member in self._members:
-            await member.aclose()
+        try:
+            await self.under_way.drain(LAST_ANSWERS)
+        finally:
+            for member in self._members:
+                await member.aclose()
         await self.under_way.aclose(LAST_ANSWERS)
 
     def _unreachable(self, name: str, seconds: float) -> RendezvousConnectionError:
