@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import gc
 import json
 import logging
@@ -35,7 +36,7 @@ from rendezvous_async.sync import RendezvousParameters, create_handler
 from rendezvous_async.testing.etcd import start_etcd
 from tests.backends.tcp.support import Certificates
 
-__all__ = ["BACKENDS", "Left", "cycle", "growth", "look", "meeting_place"]
+__all__ = ["BACKENDS", "Left", "cycle", "growth", "heap", "look", "meeting_place"]
 
 BACKENDS = ("tcp", "durable", "memory", "file", "etcd", "sync")
 PARTS = 10
@@ -47,9 +48,6 @@ there. Before that, a cycle adds dozens of small blocks, as it must."""
 SOME_KIB, KIB_PER_CYCLE = 4096, 0.3
 """Memory is judged by the means of the looks in both halves. It comes and goes by some MiB, with the length of the log
 that a new client of ``file`` reads; blocks are what is exact."""
-GRPC_KIB_PER_CYCLE = 10.0
-"""With grpcio 1.85.1 a cycle on etcd costs some 7 KiB outside of Python: a client that goes cancels its stream's
-pending read, and about half of it is not lost if the call is cancelled instead. Blocks do not grow."""
 TIMEOUTS = rdzv.Timeouts(join=60, last_call=5, close=10)
 
 
@@ -60,6 +58,7 @@ class Left(msgspec.Struct, frozen=True):
         objects: That the garbage collector knows.
         blocks: Of memory that Python has given out, to whatever is small: text and bytes, too.
         rss_kib: All memory of the process.
+        heap_kib: Of that, what malloc has given out, to whatever is large, and to gRPC; 0 where malloc does not tell.
     """
 
     tasks: int
@@ -68,6 +67,30 @@ class Left(msgspec.Struct, frozen=True):
     objects: int
     blocks: int
     rss_kib: int
+    heap_kib: int = 0
+
+
+class _Mallinfo(ctypes.Structure):
+    """glibc's ``struct mallinfo2``."""
+
+    _fields_ = [
+        ("before", ctypes.c_size_t * 4),
+        ("hblkhd", ctypes.c_size_t),
+        ("between", ctypes.c_size_t * 2),
+        ("uordblks", ctypes.c_size_t),
+        ("after", ctypes.c_size_t * 2),
+    ]
+
+
+def heap() -> int:
+    """Return how many bytes malloc has given out, in all arenas and as mappings of their own; 0 if it cannot tell."""
+    try:
+        mallinfo = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError):  # not glibc, or one before 2.33
+        return 0
+    mallinfo.restype = _Mallinfo
+    info = mallinfo()
+    return int(info.uordblks) + int(info.hblkhd)
 
 
 def look() -> Left:
@@ -77,7 +100,8 @@ def look() -> Left:
     with open("/proc/self/statm", encoding="ascii") as statm:
         rss = int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE") // 1024
     descriptors = len(os.listdir("/proc/self/fd"))
-    return Left(tasks, len(threading.enumerate()), descriptors, len(gc.get_objects()), sys.getallocatedblocks(), rss)
+    threads, objects, blocks = len(threading.enumerate()), len(gc.get_objects()), sys.getallocatedblocks()
+    return Left(tasks, threads, descriptors, objects, blocks, rss, heap() // 1024)
 
 
 @asynccontextmanager
@@ -135,7 +159,7 @@ async def sync_cycle(endpoint: str, run_id: str) -> None:
         group.start_soon(to_thread.run_sync, node)
 
 
-def growth(looks: list[Left], cycles: int, kib_per_cycle: float = KIB_PER_CYCLE) -> list[str]:
+def growth(looks: list[Left], cycles: int) -> list[str]:
     """Return what has grown from the first look, which comes after some cycles, to the last.
 
     A thread may be on its way out at the moment of a look; what is left behind is there in each later look.
@@ -154,7 +178,7 @@ def growth(looks: list[Left], cycles: int, kib_per_cycle: float = KIB_PER_CYCLE)
             found.append(f"{name}: {before} before, {after} after {cycles} cycles")
     if len(full) > half:
         was, now = (int(mean(seen.rss_kib for seen in part)) for part in (looks[:half], looks[half:]))
-        if now > was + SOME_KIB + kib_per_cycle * cycles / 2:
+        if now > was + SOME_KIB + KIB_PER_CYCLE * cycles / 2:
             found.append(f"rss_kib: {was} in the first half, {now} in the second of {cycles} cycles")
     return found
 
@@ -177,7 +201,7 @@ async def run_cycles(backend: str, endpoint: str, cycles: int, parts: int) -> li
 async def all_of_it(backend: str, cycles: int) -> int:
     async with meeting_place(backend) as endpoint:
         looks = await run_cycles(backend, endpoint, cycles, PARTS)
-    grown = growth(looks, cycles, GRPC_KIB_PER_CYCLE if backend == "etcd" else KIB_PER_CYCLE)
+    grown = growth(looks, cycles)
     print(json.dumps({"backend": backend, "cycles": cycles, "grown": grown}))
     return 1 if grown else 0
 

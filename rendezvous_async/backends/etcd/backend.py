@@ -3,7 +3,8 @@
 It is built on aetcd's stubs and messages. Its client is not used: that one has no member list, no TLS, no renewal of
 auth tokens, and a watcher that does not resume. What belongs to whom here: ``Cluster`` is the way to the members,
 ``History`` the epoch, ``Commits`` writes exactly once, ``KeepAlives`` and ``Feeds`` are the two streams. All background
-work is done by one task of each backend, which ends in ``aclose()``.
+work is done by one task of each backend, and one more waits for each answer of gRPC (see calls.py); all of them end in
+``aclose()``.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class EtcdBackend(Backend):
             await self._owner
         if not self._cluster.closed:
             with anyio.move_on_after(CLOSING_TIMEOUT), suppress(RendezvousConnectionError):
-                await self._commits.aclose()
+                await self._commits.aclose(clock.now() + CLOSING_TIMEOUT)
         await self._cluster.aclose()
 
     async def _get(self, key: str) -> Entry | None:

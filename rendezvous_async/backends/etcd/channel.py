@@ -21,11 +21,11 @@ from aetcd import rpc
 
 from rendezvous_async import clock
 from rendezvous_async.backends.base import closed_error
+from rendezvous_async.backends.etcd.calls import Calls
 from rendezvous_async.backends.etcd.faults import (
     ConnectionTornError,
     EtcdRefusedError,
     Fault,
-    answer_of,
     describe,
     is_final,
     is_silence,
@@ -42,6 +42,8 @@ logger = logging.getLogger("rendezvous_async.etcd")
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 0.5
 MAX_DOUBLINGS = 5
+LAST_ANSWERS = 0.2
+"""Seconds for what is still under way when the backend is closed; what gets no answer by then is cancelled."""
 OLDEST_VERSION = (3, 4)
 ORDERLY_VERSION = (3, 5, 8)
 """From here on a watch stream's progress is sent after everything that it covers."""
@@ -119,6 +121,7 @@ class Cluster:
         self.call_timeout = options.call_timeout
         self.connect_timeout = options.connect_timeout
         self.calls = 0
+        self.under_way = Calls()
         self.missed_answers = 0
         self.orderly_progress = False
         self.closed = False
@@ -196,7 +199,7 @@ class Cluster:
             patience = self.call_timeout * 2 ** min(silences // len(self._members), MAX_DOUBLINGS)
             try:
                 self.calls += 1
-                response = await answer_of(
+                response = await self.under_way.answer(
                     member.method(name)(request, timeout=min(patience, left), metadata=self.metadata)
                 )
             except (rpc.AioRpcError, ConnectionTornError) as error:
@@ -260,10 +263,14 @@ class Cluster:
             )
 
     async def aclose(self) -> None:
-        """Close every channel; calls under way end with RendezvousConnectionError."""
+        """Close every channel; calls that get no answer in time end with RendezvousConnectionError."""
         self.closed = True
-        for member in self._members:
-            await member.aclose()
+        try:
+            await self.under_way.drain(LAST_ANSWERS)
+        finally:
+            for member in self._members:
+                await member.aclose()
+        await self.under_way.aclose(LAST_ANSWERS)
 
     def _unreachable(self, name: str, seconds: float) -> RendezvousConnectionError:
         tried = [f"{member.address}: {member.trouble or 'not asked'}" for member in self._members]

@@ -123,11 +123,11 @@ class Commits:
                 if not alive:
                     self._drop(page)
 
-    async def aclose(self) -> None:
-        """Delete the markers, if etcd can be reached."""
+    async def aclose(self, deadline: float) -> None:
+        """Delete the markers, if etcd can be reached until then."""
         page, self._page = self._page, None
         if page is not None:
-            await self._cluster.call("LeaseRevoke", rpc.LeaseRevokeRequest(ID=page.lease))
+            await self._cluster.call("LeaseRevoke", rpc.LeaseRevokeRequest(ID=page.lease), deadline=deadline)
 
     async def commit(self, writes: Sequence[Write], when: Sequence[Condition]) -> Commit:
         """Do all writes at once if every condition holds, else none, and exactly once."""

@@ -110,7 +110,7 @@ class Stream(ABC):
     async def _read(self, call: Any) -> Exception:
         """Take in responses until the stream breaks, and return why it did."""
         try:
-            while (response := await answer_of(call.read())) is not EOF:
+            while (response := await self._cluster.under_way.answer(call.read())) is not EOF:
                 self._heard = True
                 self._received(response)
         except (rpc.AioRpcError, ConnectionTornError) as error:
@@ -120,9 +120,11 @@ class Stream(ABC):
     async def _write(self, call: Any) -> None:
         # Why a write fails is told by the read that fails along with it.
         with suppress(rpc.AioRpcError, ConnectionTornError):
+            # A write would wait for this, too, and not notice that the call is cancelled.
+            await answer_of(call.wait_for_connection())
             while True:
                 while self._outbox:
-                    await answer_of(call.write(self._outbox.popleft()))
+                    await self._cluster.under_way.answer(call.write(self._outbox.popleft()))
                 self._filled = anyio.Event()
                 await self._filled.wait()
 
