@@ -14,6 +14,7 @@ import pytest
 
 from rendezvous_async.backends.base import OUT_AFTER, OWN, Condition, Delete, Put, Watch
 from rendezvous_async.backends.tcp import TcpBackend, TcpServer, dialing, serve, wire
+from rendezvous_async.backends.tcp.channel import Channel
 from rendezvous_async.backends.tcp.dialing import Attempts, Backoff
 from rendezvous_async.backends.tcp.link import Link
 from rendezvous_async.clock import Patience
@@ -182,7 +183,7 @@ async def test_a_session_that_is_given_up_ends_as_soon_as_it_is_open() -> None:
         assert not backend._channel._errands
 
 
-async def test_a_session_whose_answer_comes_with_the_cancellation_ends() -> None:
+async def test_a_session_that_is_given_up_at_any_moment_ends() -> None:
     async with behind_proxy() as (server, _, backend):
         for turns in range(30):
             with anyio.CancelScope() as scope:
@@ -196,6 +197,23 @@ async def test_a_session_whose_answer_comes_with_the_cancellation_ends() -> None
                 await session.aclose()
             await backend.get("key")  # It is answered after the opening of a session that was given up.
             await eventually(lambda: not server.table.sessions and not backend._channel._errands)
+
+
+async def test_a_session_whose_answer_comes_with_the_cancellation_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_answer = Channel._on_answer
+
+    def cancel_too(channel: Channel, answer: wire.Answer) -> None:
+        on_answer(channel, answer)
+        if isinstance(answer, wire.Opened):
+            assert server.table.sessions == 1
+            opening.cancel()
+
+    monkeypatch.setattr(Channel, "_on_answer", cancel_too)
+    async with serve(port=0) as server, connected(server.endpoint) as backend:
+        opening = asyncio.ensure_future(backend.open_session(60))  # noqa: TID251
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        await eventually(lambda: not server.table.sessions)
 
 
 async def test_what_is_open_when_a_client_says_goodbye_ends_at_once() -> None:
