@@ -253,7 +253,7 @@ class Membership:
         return True
 
     async def abandon(self) -> None:
-        """Stop all tasks and the watch, and say nothing: whatever this node has written goes when its time is over."""
+        """Stop all tasks and the watch, and say nothing: what this node wrote goes with its time, or its client."""
         if self.error is None:
             self._stop(RendezvousSessionError(f"node {self._node} has left"))
         await self.view.watch.aclose()
@@ -266,7 +266,7 @@ class Membership:
             return
         with answer_within(self._timeouts.heartbeat, "read the roster"):
             roster = await self._backend.list(NODES)
-        others = [entry.key for entry in roster.entries if not self._is_like_minded(entry)]
+        others = [entry.key for entry in roster.entries if self._holds_to(head, entry)]
         if others:
             raise RendezvousSettingsError(
                 f"run {self._backend.run_id!r} was started with {head.settings.fingerprint!r}, node {self._node} has "
@@ -274,14 +274,17 @@ class Membership:
                 "and timeouts on all nodes, or another run id"
             )
 
-    def _is_like_minded(self, entry: Entry) -> bool:
-        """Tell whether a record is of this node itself, or of one that comes with it and wants the same."""
+    def _holds_to(self, head: Head, entry: Entry) -> bool:
+        """Tell whether a record is of another node that is here under this head; one that cannot be read counts.
+
+        Others may have come in this moment, and find the same head: whoever replaces it first has its way.
+        """
         if entry.key == node_key(self._node):
-            return True
-        try:
-            return decode(Node, entry.value, entry.key).fingerprint == self._settings.fingerprint
-        except RendezvousStateError:
             return False
+        try:
+            return decode(Node, entry.value, entry.key).fingerprint == head.settings.fingerprint
+        except RendezvousStateError:
+            return True
 
     # The tasks
 

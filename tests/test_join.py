@@ -424,6 +424,19 @@ async def test_settings_are_replaced_by_several_that_come_together() -> None:
 
 
 @in_virtual_time
+async def test_one_that_wants_something_else_does_not_keep_many_from_replacing_settings() -> None:
+    many = "bcdefghijklmnopqrstuvw"
+    async with Meeting() as meeting:
+        async with meeting.node("a", "1") as alone:
+            await alone.join()
+        joining = [meeting.start(node) for node in await meeting.enter_all(many, str(len(many)))]
+        stray = meeting.start(await meeting.enter("x", "500"))
+        await until(lambda: stray.ended and all(join.ended for join in joining))
+        assert isinstance(stray.error, RendezvousSettingsError)
+        assert {join.world.size for join in joining if join.world is not None} == {len(many)}
+
+
+@in_virtual_time
 async def test_nobody_stays_who_came_to_a_run_that_is_closed() -> None:
     async with Meeting() as meeting:
         a, b = await meeting.enter_all("ab", "1")

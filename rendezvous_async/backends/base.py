@@ -53,6 +53,8 @@ __all__ = [
 DEFAULT_NAMESPACE = "rendezvous_async"
 OWN = ""
 """As the session of a put: the one that ``begin`` opens along with it."""
+FIRST_WRITES = 64
+"""How many writes, and how many conditions, the first commit of a session may have: it is for a node's arrival."""
 OUT_AFTER = 0.75
 """The part of its TTL after which a session's owner counts itself out, by its own clock."""
 
@@ -370,16 +372,22 @@ class Backend(ABC):
     ) -> tuple[Session, Commit | None]:
         """Open a session as ``open_session`` does; where the backend can, make its first commit in the same step.
 
-        A put under the session ``OWN`` belongs to the new one, which is open also if the commit has lost. Whoever gives
-        this up leaves nothing behind that lasts: a session that is opened all the same ends soon, with its keys.
+        A put under the session ``OWN`` belongs to the new one, which is open also if the commit has lost; nothing is
+        put under any other. Who gives this up leaves nothing behind that lasts: a session that is opened all the same
+        ends as soon as its answer comes, and if none does, as if its owner had died.
 
         Returns:
             The session, and how the commit went: None if it was not made, since this takes two steps here.
 
         Raises:
             RendezvousConnectionError: No answer in time.
-            ValueError: As ``commit`` does; nothing was sent.
+            ValueError: As ``commit`` does, or more than ``FIRST_WRITES``; nothing was sent.
         """
+        when = tuple(when)
+        if len(writes) > FIRST_WRITES or len(when) > FIRST_WRITES:
+            raise ValueError(f"the first commit of a session has at most {FIRST_WRITES} writes and as many conditions")
+        if any(isinstance(write, Put) and write.session for write in writes):
+            raise ValueError("the first commit of a session puts nothing under another one")
         session, commit = await self._begin(ttl, patience, *self._absolute(writes, when))
         return session, None if commit is None else commit.relative_to(self.prefix)
 
@@ -389,7 +397,10 @@ class Backend(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Let go of the connection. Calls under way and watches fail with RendezvousConnectionError."""
+        """Let go of the connection. Calls under way and watches fail with RendezvousConnectionError.
+
+        Nobody keeps this client's sessions alive any more: they end at their time, or at once if the backend can tell.
+        """
 
     async def __aenter__(self) -> Backend:
         return self

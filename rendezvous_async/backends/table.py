@@ -181,7 +181,7 @@ class Table:
         when = tuple(when)
         for condition in when:
             if not self._holds(condition):
-                current = (self._entries.get(condition.key) for condition in when)
+                current = map(self._entries.get, dict.fromkeys([condition.key for condition in when]))
                 return Commit(False, self.token, tuple(entry for entry in current if entry is not None))
         changing = False
         for write in writes:

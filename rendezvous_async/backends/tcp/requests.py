@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from rendezvous_async.backends.base import Condition, Put, Token, Write
+from rendezvous_async.backends.base import FIRST_WRITES, Condition, Put, Token, Write
 from rendezvous_async.backends.names import REMEMBERED_NAMES
 from rendezvous_async.backends.table import CommitId
 from rendezvous_async.backends.tcp import wire
@@ -62,7 +62,7 @@ def _transact(peer: Connection, request: wire.Transact) -> None:
         except RendezvousSessionError as error:
             peer.fail(id, wire.FAILED_SESSION, str(error))
         else:
-            peer.send(wire.Committed(id, commit))
+            peer.send_if_short(id, wire.Committed(id, commit))
 
 
 def _follow(peer: Connection, request: wire.Follow) -> None:
@@ -108,12 +108,16 @@ def _open_session(peer: Connection, request: wire.OpenSession) -> None:
         peer.fail(request.id, wire.FAILED_INVALID, f"a session's ttl is at most {limits.longest_ttl:g} s, not {ttl:g}")
     elif peer.server.table.sessions >= limits.sessions:
         peer.fail(request.id, wire.FAILED_LIMIT, f"the server has its {limits.sessions} sessions")
+    elif len(request.writes) > FIRST_WRITES or len(request.when) > FIRST_WRITES:
+        # In the log each has the whole name of its session, which may be a thousand times as long as ``OWN``.
+        peer.fail(request.id, wire.FAILED_LIMIT, f"a session's first commit has at most {FIRST_WRITES} writes")
     elif any(isinstance(write, Put) and write.session for write in request.writes):
         peer.fail(request.id, wire.FAILED_INVALID, "the first commit of a session puts nothing under another one")
     elif _may_write(peer, request.id, request.writes, request.when):
         granted = max(ttl, limits.shortest_ttl)
         session, commit = peer.server.open_session(peer, granted, request.writes, request.when)
-        peer.send(wire.Opened(request.id, session, granted, commit))
+        if not peer.send_if_short(request.id, wire.Opened(request.id, session, granted, commit)):
+            peer.server.end_session(session)
 
 
 def _refresh(peer: Connection, request: wire.KeepAlive | wire.Resume) -> None:

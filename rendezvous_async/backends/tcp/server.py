@@ -5,7 +5,8 @@ and at the end of each turn in which something has changed its watchers are told
 inside any process of the run, or alone (``serve``).
 
 A session belongs to the connection that last opened or refreshed it. When that connection goes, the session is suspect:
-it ends ``disconnect_grace`` later unless its client is back by then. A peer that is merely silent has its whole TTL.
+it ends ``disconnect_grace`` later unless its client is back by then, and at once if its client has said goodbye. A peer
+that is merely silent has its whole TTL.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rendezvous_async.backends.base import Delete, Put
+from rendezvous_async.backends.base import OWN, Delete, Put
 from rendezvous_async.backends.tcp import restrict, serve, wire
 from rendezvous_async.backends.tcp.auth import Secret, new_nonce, prove, verify
+from rendezvous_async.clock import Patience
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
 from tests.backends.tcp.support import RawClient, connected, through_proxy
 
@@ -123,6 +124,11 @@ async def test_a_restricted_secret_opens_its_runs_alone() -> None:
             session = await own.open_session(10)
             assert (await own.commit(Put("key", b"value", session.id))).won
             await session.keep_alive()
+            begun, commit = await own.begin(10, Patience(10, "begin"), Put("mine", b"", OWN))
+            assert commit is not None
+            assert commit.won
+            await begun.aclose()
+            assert await own.get("mine") is None
             other = await master.open_session(10)
             await master.commit(Put("key", b"kept", other.id))
             for call in (
@@ -130,6 +136,7 @@ async def test_a_restricted_secret_opens_its_runs_alone() -> None:
                 lambda: foreign.list(""),
                 lambda: foreign.commit(Put("key", b"")),
                 lambda: foreign.commit(Delete("")),
+                lambda: foreign.begin(10, Patience(10, "begin"), Put("key", b"", OWN)),
                 lambda: own.commit(Put("key", b"", other.id)),
                 lambda: own.end_session(other.id),
                 lambda: anext(foreign.watch("key")),

@@ -12,7 +12,7 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from rendezvous_async.backends.base import Put
+from rendezvous_async.backends.base import FIRST_WRITES, OWN, Condition, Put
 from rendezvous_async.backends.tcp import Limits, requests, serve, wire
 from rendezvous_async.backends.tcp.auth import new_nonce
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
@@ -239,6 +239,56 @@ async def test_a_newer_connection_of_a_client_ends_the_older_one() -> None:
             assert await new.read() == wire.Done(1)
 
 
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (wire.OpenSession(1, 5.0, (Put("run/a", b"", "somebody's"),)), wire.FAILED_INVALID),
+        (wire.OpenSession(1, 5.0, (Put("run//a", b"", OWN),)), wire.FAILED_INVALID),
+        (wire.OpenSession(1, 5.0, (Put("run/a", b"", OWN),), (Condition("/a", None),)), wire.FAILED_INVALID),
+        (wire.OpenSession(1, 5.0, (Put("run/a", b"", OWN),) * (FIRST_WRITES + 1)), wire.FAILED_LIMIT),
+        (wire.OpenSession(1, 5.0, (), (Condition("run/a", None),) * (FIRST_WRITES + 1)), wire.FAILED_LIMIT),
+        (wire.Transact(1, 1, 0, (Put("run/a", b"", OWN),), ()), wire.FAILED_SESSION),
+    ],
+)
+async def test_a_session_begins_as_it_should_or_not_at_all(request_: wire.Request, code: str) -> None:
+    async with serve(port=0) as server, RawClient.connect(server.endpoint) as peer:
+        await peer.greet()
+        peer.send(request_)
+        failed = await peer.read()
+        assert isinstance(failed, wire.Failed)
+        assert failed.code == code
+        assert (server.table.sessions, len(server.table)) == (0, 0)
+
+
+async def test_a_commit_that_loses_is_told_of_each_key_once() -> None:
+    async with serve(port=0) as server, RawClient.connect(server.endpoint) as peer:
+        await peer.greet()
+        peer.send(wire.Transact(1, 1, 0, (Put("run/a", b"x" * 1000),), ()), wire.Ping(2))
+        assert [type(await peer.read()) for _ in range(2)] == [wire.Committed, wire.Done]
+        peer.send(wire.Transact(3, 2, 1, (), (Condition("run/a", None),) * 1000))
+        lost = await peer.read()
+        assert isinstance(lost, wire.Committed)
+        assert [entry.key for entry in lost.commit.entries] == ["run/a"]
+
+
+@pytest.mark.parametrize("begins", [False, True])
+async def test_an_answer_to_a_commit_that_is_too_long_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, begins: bool
+) -> None:
+    monkeypatch.setattr(wire, "MAX_ANSWER", 500)
+    async with serve(port=0) as server, RawClient.connect(server.endpoint) as peer:
+        await peer.greet()
+        when = (Condition("run/a", None),)
+        peer.send(wire.Transact(1, 1, 0, (Put("run/a", b"x" * 1000),), ()))
+        assert isinstance(await peer.read(), wire.Committed)
+        begin, commit = wire.OpenSession(2, 5.0, (Put("run/b", b"", OWN),), when), wire.Transact(2, 2, 1, (), when)
+        peer.send(begin if begins else commit)
+        failed = await peer.read()
+        assert isinstance(failed, wire.Failed)
+        assert failed.code == wire.FAILED_LIMIT
+        assert server.table.sessions == 0
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_random_bytes_harm_nobody_else(seed: int) -> None:
     """Nonsense before and after the greeting, also in sound frames: its connection ends, the server goes on."""
@@ -249,7 +299,7 @@ async def test_random_bytes_harm_nobody_else(seed: int) -> None:
             wire.Get(1, "run/a"),
             wire.Transact(2, 1, 0, (Put("run/a", b"v", None),), ()),
             wire.Follow(3, ("run/",), None),
-            wire.OpenSession(4, 5.0),
+            wire.OpenSession(4, 5.0, (Put("run/b", b"v", OWN),), (Condition("run/b", None),)),
             wire.KeepAlive(5, "none"),
         )
     ]
