@@ -19,19 +19,17 @@ are relative to the run (``<namespace>/<run_id>/``): segments of ordinary charac
 
 from __future__ import annotations
 
-import struct
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import TypeAlias
 
 import anyio
-import msgspec
 
 from rendezvous_async import clock
+from rendezvous_async.backends import classic
 from rendezvous_async.backends.names import check_key, check_name, name_size, subtrees_of
+from rendezvous_async.backends.values import OWN, Commit, Condition, Delete, Entry, Listing, Put, Token, Write, owned
 from rendezvous_async.clock import Patience, answer_within
-from rendezvous_async.errors import RendezvousConnectionError, RendezvousStateError
+from rendezvous_async.errors import RendezvousConnectionError
 from rendezvous_async.notice import Latch
 from rendezvous_async.settings import check_id, encode_segment
 
@@ -48,126 +46,14 @@ __all__ = [
     "Token",
     "Watch",
     "Write",
+    "owned",
 ]
 
 DEFAULT_NAMESPACE = "rendezvous_async"
-OWN = ""
-"""As the session of a put: the one that ``begin`` opens along with it."""
 FIRST_WRITES = 64
 """How many writes, and how many conditions, the first commit of a session may have: it is for a node's arrival."""
 OUT_AFTER = 0.75
 """The part of its TTL after which a session's owner counts itself out, by its own clock."""
-
-
-class Token(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A fencing token: which history (epoch), and where in it (revision)."""
-
-    epoch: str
-    revision: int
-
-    def __str__(self) -> str:
-        return f"{self.epoch}:{self.revision}"
-
-
-class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A key and what it holds; in a watch, ``value`` None is a deletion and the token tells when."""
-
-    key: str
-    value: bytes | None
-    token: Token
-    session: str | None = None
-
-    def relative_to(self, prefix: str) -> Entry:
-        """Return the same entry with ``prefix`` taken off its key."""
-        return Entry(self.key[len(prefix) :], self.value, self.token, self.session)
-
-
-class Listing(msgspec.Struct, frozen=True, array_like=True):
-    """Entries in the order of their keys, as of one moment.
-
-    Attributes:
-        entries: What there is, or, from a watch, what has changed.
-        token: The moment: the newest revision that this listing takes into account.
-        complete: Whether these are all entries there are. From a watch, False: only the changes since the last one.
-    """
-
-    entries: tuple[Entry, ...]
-    token: Token
-    complete: bool = True
-
-    @property
-    def revision(self) -> int:
-        return self.token.revision
-
-    def relative_to(self, prefix: str) -> Listing:
-        """Return the same listing with ``prefix`` taken off every key."""
-        return Listing(tuple([entry.relative_to(prefix) for entry in self.entries]), self.token, self.complete)
-
-
-class Commit(msgspec.Struct, frozen=True, array_like=True):
-    """How a commit went.
-
-    Attributes:
-        won: Whether all conditions held, so that all writes happened.
-        token: Of the writes if it won, else of the moment at which it lost.
-        entries: If it lost, the current entries of the keys in ``when`` (those that exist).
-    """
-
-    won: bool
-    token: Token
-    entries: tuple[Entry, ...] = ()
-
-    @property
-    def revision(self) -> int:
-        return self.token.revision
-
-    def entry(self, key: str) -> Entry | None:
-        """Return what stands at ``key``, one of the keys in ``when``, after a commit that lost."""
-        return next((entry for entry in self.entries if entry.key == key), None)
-
-    def relative_to(self, prefix: str) -> Commit:
-        """Return the same with ``prefix`` taken off every key."""
-        if not self.entries:
-            return self
-        return Commit(self.won, self.token, tuple([entry.relative_to(prefix) for entry in self.entries]))
-
-
-class Put(msgspec.Struct, frozen=True, array_like=True, tag="put", gc=False):
-    """Write a value; with a session, the key goes when the session ends."""
-
-    key: str
-    value: bytes
-    session: str | None = None
-
-    def entry(self, token: Token) -> Entry:
-        """Return what stands at the key after a commit that has won with this token."""
-        return Entry(self.key, self.value, token, self.session)
-
-
-class Delete(msgspec.Struct, frozen=True, array_like=True, tag="delete", gc=False):
-    """Delete one key, or with a name that ends in ``/`` a whole subtree. Deleting nothing is no error."""
-
-    name: str
-
-
-Write: TypeAlias = Put | Delete
-
-
-def owned(writes: Iterable[Write], session: str) -> tuple[Write, ...]:
-    """Return the writes with this session in the place of ``OWN``."""
-    return tuple(
-        [
-            Put(write.key, write.value, session) if isinstance(write, Put) and write.session == OWN else write
-            for write in writes
-        ]
-    )
-
-
-class Condition(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The key's entry has this token; with token None, there is no such key."""
-
-    key: str
-    token: Token | None
 
 
 class Session(ABC):
@@ -448,8 +334,8 @@ class Backend(ABC):
         Raises:
             RendezvousStateError: What is stored was not written by ``set_state``, or is damaged.
         """
-        entry = await self.get(_CLASSIC_KEY)
-        return None if entry is None else (_open_envelope(entry), entry.token)
+        entry = await self.get(classic.KEY)
+        return None if entry is None else (classic.open_envelope(entry), entry.token)
 
     async def set_state(self, state: bytes, token: object = None) -> tuple[bytes, Token, bool] | None:
         """Replace the classic state if ``token`` is that of the current one; without a token, create it.
@@ -459,14 +345,14 @@ class Backend(ABC):
             the token was not None.
         """
         if token is None or isinstance(token, Token):
-            put = Put(_CLASSIC_KEY, _close_envelope(state))
-            commit = await self.commit(put, when=[Condition(_CLASSIC_KEY, token)])
+            put = Put(classic.KEY, classic.close_envelope(state))
+            commit = await self.commit(put, when=[Condition(classic.KEY, token)])
             if commit.won:
                 return state, commit.token, True
-            entry = commit.entry(_CLASSIC_KEY)
+            entry = commit.entry(classic.KEY)
         else:
-            entry = await self.get(_CLASSIC_KEY)
-        return None if entry is None else (_open_envelope(entry), entry.token, False)
+            entry = await self.get(classic.KEY)
+        return None if entry is None else (classic.open_envelope(entry), entry.token, False)
 
     # What an implementation provides: the same calls on absolute names, which are checked already.
 
@@ -514,23 +400,3 @@ def _check_once(writes: tuple[Write, ...]) -> None:
 def closed_error(name: str) -> RendezvousConnectionError:
     """What a call on a closed backend raises."""
     return RendezvousConnectionError(f"the {name} backend is closed")
-
-
-_CLASSIC_KEY = "classic"
-_MAGIC = b"rdzv1"
-_CHECKSUM = struct.Struct(">I")
-
-
-def _close_envelope(state: bytes) -> bytes:
-    return _MAGIC + _CHECKSUM.pack(zlib.crc32(state)) + state
-
-
-def _open_envelope(entry: Entry) -> bytes:
-    value = entry.value or b""
-    start = len(_MAGIC) + _CHECKSUM.size
-    state = value[start:]
-    if value[:start] != _MAGIC + _CHECKSUM.pack(zlib.crc32(state)):
-        raise RendezvousStateError(
-            f"the classic state at revision {entry.token.revision} is damaged or was not written by set_state()"
-        )
-    return state

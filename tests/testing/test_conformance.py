@@ -24,8 +24,8 @@ from rendezvous_async.backends.base import (
     Token,
     Watch,
     Write,
-    _close_envelope,
 )
+from rendezvous_async.backends.classic import close_envelope
 from rendezvous_async.backends.memory import MemoryBackend, MemoryServer
 from rendezvous_async.backends.table import Table
 from rendezvous_async.errors import RendezvousSessionError
@@ -377,7 +377,7 @@ class SetsStateInTwoSteps(MemoryBackend):
     async def set_state(self, state: bytes, token: object = None) -> tuple[bytes, Token, bool] | None:
         current = await self.get_state()
         if (None if current is None else current[1]) == token:
-            await self.commit(Put("classic", _close_envelope(state)))
+            await self.commit(Put("classic", close_envelope(state)))
             current = await self.get_state()
             assert current is not None
             return (*current, True)
