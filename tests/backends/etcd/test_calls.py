@@ -90,13 +90,14 @@ async def test_who_closes_does_not_wait_long_for_what_was_given_up(etcd: EtcdClu
 
 
 async def test_an_error_that_nobody_waits_for_is_no_news(etcd: EtcdCluster) -> None:
-    news: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: news.append(context))
+    news: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: news.append(context["message"]))
     async with open_backend(etcd.endpoint, run_id="no news") as backend:
         for turns in TURNS:
             await give_up(lambda: backend.end_session("1"), turns)  # there is no such lease
     gc.collect()
-    assert news == []
+    # gRPC may tell this loop of calls that an earlier one has cancelled: that is no concern of ours.
+    assert [message for message in news if "never retrieved" in message] == []
 
 
 async def test_a_stream_that_is_not_connected_yet_can_be_given_up() -> None:
