@@ -12,7 +12,7 @@ import pytest
 
 from rendezvous_async.backends.tcp import serve
 from rendezvous_async.testing.etcd import etcd_program
-from tests.cycles import BACKENDS, Left, growth, heap, look, main, meeting_place, run_cycles
+from tests.cycles import BACKENDS, SOME_THREADS, Left, growth, heap, look, main, meeting_place, run_cycles
 
 FEW = {"memory": 200, "tcp": 150, "durable": 60, "file": 50, "etcd": 40, "sync": 60}
 
@@ -57,13 +57,15 @@ def test_ten_thousand_cycles_leave_nothing(backend: str) -> None:
 async def test_a_leak_is_seen() -> None:
     before = look()
     stop = threading.Event()
-    thread = threading.Thread(target=stop.wait)
-    thread.start()
+    threads = [threading.Thread(target=stop.wait) for _ in range(SOME_THREADS + 1)]
+    for thread in threads:
+        thread.start()
     task = asyncio.get_running_loop().create_task(asyncio.sleep(60))
     async with serve(port=0):
         after = look()
     stop.set()
-    thread.join()
+    for thread in threads:
+        thread.join()
     task.cancel()
     assert [line.partition(":")[0] for line in growth([before, after], 1)] == ["tasks", "threads", "descriptors"]
 

@@ -59,7 +59,7 @@ class Relay:
             side.send(data)
 
     def passes(self, side: _Side, data: bytes) -> bool:
-        if side.from_client and self.hold_requests:
+        if side.from_client and self.hold_requests and _has_request(data):
             self._held.setdefault(cast(_Side, side.other), data)
             self.requested.set()
             return False
@@ -67,6 +67,16 @@ class Relay:
             self.answered.set()
             return False
         return True
+
+
+def _has_request(data: bytes) -> bool:
+    """Tell whether there is a frame of HEADERS or DATA among these: a client also answers pings, when it likes."""
+    at = 0
+    while at + 9 <= len(data):
+        if data[at + 3] in (0, 1):
+            return True
+        at += 9 + int.from_bytes(data[at : at + 3], "big")
+    return False
 
 
 class _Side(asyncio.Protocol):
