@@ -24,10 +24,12 @@ from rendezvous_async.backends.base import (
     Token,
     Watch,
     Write,
+    owned,
 )
 from rendezvous_async.backends.classic import close_envelope
 from rendezvous_async.backends.memory import MemoryBackend, MemoryServer
 from rendezvous_async.backends.table import Table
+from rendezvous_async.clock import Patience
 from rendezvous_async.errors import RendezvousSessionError
 from rendezvous_async.notice import Latch
 from rendezvous_async.testing.clock import run
@@ -384,6 +386,29 @@ class SetsStateInTwoSteps(MemoryBackend):
         return None if current is None else (*current, False)
 
 
+class BeginsWithNobodysKeys(MemoryBackend):
+    async def _begin(
+        self, ttl: float, patience: Patience, writes: tuple[Write, ...], when: tuple[Condition, ...]
+    ) -> tuple[Session, Commit | None]:
+        return await super()._begin(ttl, patience, owned(writes, "nobody's"), when)
+
+
+class BeginsUnconditionally(MemoryBackend):
+    async def _begin(
+        self, ttl: float, patience: Patience, writes: tuple[Write, ...], when: tuple[Condition, ...]
+    ) -> tuple[Session, Commit | None]:
+        return await super()._begin(ttl, patience, writes, ())
+
+
+class ForgetsWhatWasGivenUp(MemoryBackend):
+    async def _begin(
+        self, ttl: float, patience: Patience, writes: tuple[Write, ...], when: tuple[Condition, ...]
+    ) -> tuple[Session, Commit | None]:
+        begun = await super()._begin(ttl, patience, writes, when)
+        await checkpoint()
+        return begun
+
+
 BROKEN: list[tuple[str, type[MemoryBackend] | type[Table]]] = [
     ("create_if_absent", IgnoresConditions),
     ("a_commit_is_all_or_nothing", ChecksOnlyTheFirstCondition),
@@ -423,6 +448,9 @@ BROKEN: list[tuple[str, type[MemoryBackend] | type[Table]]] = [
     ("a_damaged_state_is_an_error", TrustsItsState),
     ("no_state_is_none", CreatesWithAnyToken),
     ("one_of_many_set_states_wins", SetsStateInTwoSteps),
+    ("a_session_begins_with_its_first_commit", BeginsWithNobodysKeys),
+    ("a_session_begins_with_its_first_commit", BeginsUnconditionally),
+    ("a_session_that_is_given_up_leaves_nothing", ForgetsWhatWasGivenUp),
 ]
 
 
