@@ -129,7 +129,7 @@ async def a_session_that_is_given_up_leaves_nothing(run: Run) -> None:
         for turns in TURNS:
 
             async def begin_and_end() -> None:
-                session, _ = await backend.begin(20, Patience(WAIT, "begin"), Put("bound", b"", OWN))
+                session, _ = await backend.begin(2 * WAIT, Patience(WAIT, "begin"), Put("bound", b"", OWN))
                 with anyio.CancelScope(shield=True):
                     await session.aclose()
 
