@@ -59,18 +59,17 @@ async def formation(figures: Figures, runs: int, quick: bool) -> None:
     for count in sizes:
         times: dict[str, list[float | None]] = {}
         for number in range(runs):
-            async with server("server") as (process, endpoint):
-                run_id = f"formation-{number}"
-                async with fleet("ours", count, endpoint, run_id, count) as nodes:
-                    await nodes.ask("enter")
-                    times.setdefault("ours, cold", []).append(await nodes.form(count))
-                async with fleet("ours", count, endpoint, f"{run_id}-warm", count) as nodes:
-                    await nodes.ask("enter")
-                    await nodes.ask("connect")
-                    cpu = process.cpu()
-                    times.setdefault("ours", []).append(await nodes.form(count))
-                    times.setdefault("server CPU", []).append((process.cpu() - cpu) / count * 1e6)
-                    times.setdefault("ours, rejoin", []).append(await nodes.form(count))
+            async with server("server") as (_, endpoint), fleet("ours", count, endpoint, "cold", count) as nodes:
+                await nodes.ask("enter")
+                times.setdefault("ours, cold", []).append(await nodes.form(count))
+            # A server of its own: the last one still has to do with the nodes that were killed when they had joined.
+            async with server("server") as (process, endpoint), fleet("ours", count, endpoint, "warm", count) as nodes:
+                await nodes.ask("enter")
+                await nodes.ask("connect")
+                cpu = process.cpu()
+                times.setdefault("ours", []).append(await nodes.form(count))
+                times.setdefault("server CPU", []).append((process.cpu() - cpu) / count * 1e6)
+                times.setdefault("ours, rejoin", []).append(await nodes.form(count))
             times.setdefault("floor", []).append(await floor(count))
             if HAS_TORCH and count in TORCH_SIZES:
                 for kind in ["best"] + ["shipped"] * (count <= SHIPPED_UP_TO and number < 3):
@@ -100,16 +99,17 @@ async def large(figures: Figures, runs: int, quick: bool) -> None:
         warm: list[float | None] = []
         cpu_cold: list[float | None] = []
         cpu_warm: list[float | None] = []
-        for number in range(min(runs, 3)):
-            async with server("server") as (process, endpoint):
-                for into, cpus, commands in ((cold, cpu_cold, ["enter"]), (warm, cpu_warm, ["enter", "connect"])):
-                    run_id = f"large-{number}-{len(commands)}"
-                    async with fleet("ours", count, endpoint, run_id, count, LARGE_INTERVAL) as nodes:
-                        for command in commands:
-                            await nodes.ask(command)
-                        used = process.cpu()
-                        into.append(await nodes.form(count))
-                        cpus.append((process.cpu() - used) / count * 1e6)
+        for _ in range(min(runs, 3)):
+            for into, cpus, commands in ((cold, cpu_cold, ["enter"]), (warm, cpu_warm, ["enter", "connect"])):
+                async with (
+                    server("server") as (process, endpoint),
+                    fleet("ours", count, endpoint, "large", count, LARGE_INTERVAL) as nodes,
+                ):
+                    for command in commands:
+                        await nodes.ask(command)
+                    used = process.cpu()
+                    into.append(await nodes.form(count))
+                    cpus.append((process.cpu() - used) / count * 1e6)
         for what, values, cpus in (("ours, cold", cold, cpu_cold), ("ours", warm, cpu_warm)):
             figures.add("large", "formation", what, values, nodes=count)
             cost = figures.add("large", "server CPU per node", what, cpus, "us/node", count)
