@@ -30,6 +30,12 @@ def test_random_scenarios_hold_every_guarantee(first: int) -> None:
         simulate(scenario_of(seed))
 
 
+@pytest.mark.parametrize("seed", [168, 1507, 4027])
+def test_a_coordinator_that_goes_while_a_node_comes_is_missed(seed: int) -> None:
+    """These failed: the node had heard of the coordinator by its first commit, and was never told that it was gone."""
+    simulate(scenario_of(seed))
+
+
 @pytest.mark.slow
 def test_many_random_scenarios_hold_every_guarantee() -> None:
     assert main(["simulate", "--first", "1000", "--seeds", "5000", "--processes", "2"]) == 0
