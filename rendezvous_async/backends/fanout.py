@@ -24,7 +24,10 @@ class Fanout(Generic[W]):
     def add(self, names: Iterable[str], watcher: W) -> None:
         """Let ``watcher`` be told of changes to ``names``."""
         for name in names:
-            self._watchers.setdefault(name, {})[watcher] = None
+            watchers = self._watchers.get(name)
+            if watchers is None:
+                watchers = self._watchers[name] = {}
+            watchers[watcher] = None
 
     def remove(self, names: Iterable[str], watcher: W) -> None:
         """Undo ``add``; a watcher that is not there is no error."""

@@ -4,7 +4,7 @@ No I/O and no clock: whoever owns a table passes ``now`` in and wakes the watche
 names. Every operation is deterministic, so a log of the calls that changed something replays to the same table; the
 memory backend, the TCP server and the file backend share it.
 
-A change is known by its key alone. ``_live`` keeps the keys that exist in the order of their last put, ``_graves`` the
+A change is known by its key alone. ``_entries`` has the keys that exist in the order of their last put, ``_graves`` the
 keys that are gone in the order of their deletion; what changed after revision r is found by walking both from the end.
 So a watcher needs no queue, only its position, and the cost of a slow one is nothing. The graves are bounded: when the
 oldest are dropped, ``_horizon`` rises, and a watch from before it is given a complete listing.
@@ -87,8 +87,7 @@ class Table:
         self.epoch = epoch
         self.revision = revision
         self.size = 0
-        self._entries: dict[str, Entry] = {}
-        self._live: OrderedDict[str, int] = OrderedDict()
+        self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._graves: OrderedDict[str, int] = OrderedDict()
         self._horizon = revision
         self._subtrees: dict[str, dict[str, None]] = {}
@@ -143,30 +142,22 @@ class Table:
 
         Without ``after``, or when it is of another epoch or too old to tell, a complete listing, even if it is empty.
         """
-        if after is None or after.epoch != self.epoch or after.revision < self._horizon:
-            keys = sorted({key for name in names for key in self._keys(name)})
-            return Listing(tuple(self._entries[key] for key in keys), self.token)
-        if after.revision >= self.revision:
+        complete = after is None or after.epoch != self.epoch or after.revision < self._horizon
+        since = -1 if after is None or complete else after.revision
+        if since >= self.revision:
             return None
-        changed: dict[str, int] = {}
+        changed: dict[str, Entry] = {}
         for name in names:
             if name.endswith("/"):
-                for journal in (self._live, self._graves):
-                    for key in reversed(journal):
-                        if journal[key] <= after.revision:
-                            break
-                        if key.startswith(name):
-                            changed[key] = journal[key]
-            else:
-                revision = self._live.get(name) or self._graves.get(name)
-                if revision is not None and revision > after.revision:
-                    changed[name] = revision
-        if not changed:
+                self._add_changed_under(name, since, complete, changed)
+            elif (entry := self._entries.get(name)) is not None:
+                if entry.token.revision > since:
+                    changed[name] = entry
+            elif not complete and self._graves.get(name, 0) > since:
+                changed[name] = self._gone(name)
+        if not changed and not complete:
             return None
-        entries = tuple(
-            self._entries.get(key) or Entry(key, None, Token(self.epoch, changed[key])) for key in sorted(changed)
-        )
-        return Listing(entries, self.token, complete=False)
+        return Listing(tuple([changed[key] for key in sorted(changed)]), self.token, complete)
 
     # Writing
 
@@ -296,7 +287,7 @@ class Table:
             self.revision,
             self._horizon,
             self._opened,
-            tuple(self._entries[key] for key in self._live),
+            tuple(self._entries.values()),
             tuple(self._graves.items()),
             tuple((lease.id, lease.ttl) for lease in self._sessions.values()),
             {client: dict(numbers) for client, numbers in self._answers.items()},
@@ -355,23 +346,45 @@ class Table:
             return sorted(self._subtrees.get(name, ()))
         return (name,) if name in self._entries else ()
 
+    def _add_changed_under(self, subtree: str, since: int, complete: bool, changed: dict[str, Entry]) -> None:
+        """Add what ``changes`` tells of a subtree: all that is in it, or what was put or deleted after a revision."""
+        if complete:
+            for key in self._subtrees.get(subtree, ()):
+                changed[key] = self._entries[key]
+            return
+        for key, entry in reversed(self._entries.items()):
+            if entry.token.revision <= since:
+                break
+            if key.startswith(subtree):
+                changed[key] = entry
+        for key, revision in reversed(self._graves.items()):
+            if revision <= since:
+                break
+            if key.startswith(subtree):
+                changed[key] = self._gone(key)
+
+    def _gone(self, key: str) -> Entry:
+        return Entry(key, None, Token(self.epoch, self._graves[key]))
+
     def _put(self, entry: Entry) -> None:
         key = entry.key
         old = self._entries.get(key)
         if old is None:
             self._graves.pop(key, None)
             for subtree in subtrees_of(key):
-                self._subtrees.setdefault(subtree, {})[key] = None
+                keys = self._subtrees.get(subtree)
+                if keys is None:
+                    keys = self._subtrees[subtree] = {}
+                keys[key] = None
             self.size += _weight(entry)
         else:
+            self._entries.move_to_end(key)
             if old.session is not None and old.session != entry.session:
                 self._sessions[old.session].keys.discard(key)
             self.size += len(entry.value or b"") - len(old.value or b"")
         if entry.session is not None:
             self._sessions[entry.session].keys.add(key)
         self._entries[key] = entry
-        self._live[key] = entry.token.revision
-        self._live.move_to_end(key)
         self._changed.append(key)
 
     def _delete(self, key: str) -> None:
@@ -384,7 +397,6 @@ class Table:
             del keys[key]
             if not keys:
                 del self._subtrees[subtree]
-        del self._live[key]
         self._graves[key] = self.revision
         self._changed.append(key)
         while len(self._graves) > MAX_GRAVES:
