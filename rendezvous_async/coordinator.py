@@ -1,6 +1,6 @@
 """The coordinator: one node folds the roster into seats and head; any node can, and the next one takes over.
 
-Every node has a ``Coordinator``, and runs it once the post (the leased key ``coordinator``) is its own or vacant. It
+A node has a ``Coordinator`` from the first time that the post (the leased key ``coordinator``) is its own or vacant. It
 takes the post, and then folds: take the head, read the seats, then the roster; ask ``core.rules.step`` what to do; do
 it; wait for a change.
 
@@ -54,7 +54,7 @@ from rendezvous_async.errors import RendezvousConnectionError, RendezvousError, 
 from rendezvous_async.settings import Settings
 from rendezvous_async.view import View
 
-__all__ = ["Coordinator", "claim"]
+__all__ = ["Coordinator", "claim", "is_wanted"]
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +67,19 @@ RETRY_AFTER = 0.2
 def claim(node: str, session: str) -> Put:
     """Return the write by which a node takes the post."""
     return Put(COORDINATOR, encode(Post(node)), session)
+
+
+def is_wanted(view: View, session: Session, settings: Settings) -> bool:
+    """Tell whether the post is the one of this session, or could be: only then a node needs a ``Coordinator``."""
+    post = view.entry(COORDINATOR)
+    return post.session == session.id if post is not None else _may_campaign(view, settings)
+
+
+def _may_campaign(view: View, settings: Settings) -> bool:
+    """Tell whether the post is vacant, and of a run that needs somebody with these settings."""
+    head = view.head
+    vacant = view.loaded and view.entry(COORDINATOR) is None
+    return vacant and head is not None and head.closed is None and head.settings == settings
 
 
 class Coordinator:
@@ -112,11 +125,6 @@ class Coordinator:
         entry = self._view.entry(COORDINATOR)
         return entry.token if entry is not None and entry.session == self._session.id else None
 
-    @property
-    def is_wanted(self) -> bool:
-        """Whether ``run()`` would do more than wait: the post is this node's, or could be."""
-        return self.post is not None or self._may_campaign()
-
     async def run(self) -> None:
         """Campaign and coordinate until cancelled."""
         while True:
@@ -136,13 +144,13 @@ class Coordinator:
     async def _campaign(self) -> Token:
         """Wait for the post to be vacant, and take it."""
         while True:
-            while (post := self.post) is None and not self._may_campaign():
+            while (post := self.post) is None and not _may_campaign(self._view, self._settings):
                 await self._view.changed.wait()
             if post is not None:
                 return post
             size = 0 if self._view.head is None else self._view.head.size
             await anyio.sleep(self._rng.uniform(0, min(size * CAMPAIGN_SPREAD, MAX_CAMPAIGN_SPREAD)))
-            if not self._may_campaign():
+            if not _may_campaign(self._view, self._settings):
                 continue
             put = claim(self._node, self._session.id)
             try:
@@ -154,11 +162,6 @@ class Coordinator:
             self._view.hear(entries)
             if not commit.won and not entries:
                 await self._view.changed.wait()
-
-    def _may_campaign(self) -> bool:
-        head = self._view.head
-        vacant = self._view.loaded and self._view.entry(COORDINATOR) is None
-        return vacant and head is not None and head.closed is None and head.settings == self._settings
 
     def _fresh_id(self) -> str:
         return f"{self._rng.getrandbits(64):016x}"

@@ -191,6 +191,7 @@ class Rendezvous:
         self._rng = rng
         self._events = Events()
         self._joining = False
+        self._until = math.inf
         self._record: Node | None = None
         self._reported: Change | None = None
         self._lost: Membership | None = None
@@ -238,19 +239,15 @@ class Rendezvous:
         if self._joining:
             raise RuntimeError(f"{self!r}: join() is already under way")
         self._joining = True
-        joined = False
-        troubles: list[str] = []
+        world: World | None = None
         try:
-            with anyio.CancelScope(deadline=clock.now() + self._timeouts.join) as scope:
-                world = await self._join(owner, scope, troubles)
-                joined = True
-                self.world, self._reported = world, None
-                self._events.emit(EventKind.JOINED, world.round, f"rank {world.rank} of {world.size}")
-                return world
-            raise await self._timed_out(owner, troubles)
+            world = await self._join(owner)
+            self.world, self._reported = world, None
+            self._events.emit(EventKind.JOINED, world.round, f"rank {world.rank} of {world.size}")
+            return world
         finally:
             self._joining = False
-            if not joined:
+            if world is None:
                 await owner.see_through(owner.end_membership)
 
     async def leave(self) -> None:
@@ -298,16 +295,21 @@ class Rendezvous:
 
     # Joining
 
-    async def _join(self, owner: Owner, scope: anyio.CancelScope, troubles: list[str]) -> World:
+    async def _join(self, owner: Owner) -> World:
+        """Join, each step bounded by ``self._until``: a cancel scope around them costs more than any of them."""
         self._record = None
+        self._until = clock.now() + self._timeouts.join
         delay = FIRST_RETRY
+        troubles: list[str] = []
         while True:
             try:
-                membership = await owner.live_membership()
+                membership = await owner.live_membership(self._until)
                 record = self._record = self._record or self._fresh_record()
                 self._report(membership)  # The first news may have come with the session.
-                await membership.arrive(record)
-                return await self._await_seat(owner, scope, membership, record)
+                await membership.arrive(record, self._until)
+                world = await self._await_seat(owner, membership, record)
+                if world is not None:
+                    return world
             except RendezvousSessionError as error:
                 troubles.append(str(error))
             except RendezvousConnectionError as error:
@@ -315,13 +317,20 @@ class Rendezvous:
                     raise
                 troubles.append(str(error))
             del troubles[:-5]
-            if scope.deadline == math.inf:  # A spare that sees nothing cannot know that the world is full.
-                scope.deadline = clock.now() + self._timeouts.join
-            await anyio.sleep(delay * (0.5 + self._rng.random()))
+            now = clock.now()
+            if self._until == math.inf:  # A spare that sees nothing cannot know that the world is full.
+                self._until = now + self._timeouts.join
+            if now >= self._until:
+                raise await self._timed_out(owner, troubles)
+            await anyio.sleep(min(delay * (0.5 + self._rng.random()), self._until - now))
             delay = min(2 * delay, LAST_RETRY)
 
-    async def _await_seat(self, owner: Owner, scope: anyio.CancelScope, membership: Membership, record: Node) -> World:
-        """Wait until the head names an attempt that gave this arrival a seat; a spare's join clock stands still."""
+    async def _await_seat(self, owner: Owner, membership: Membership, record: Node) -> World | None:
+        """Wait until the head names an attempt that gave this arrival a seat; a spare's join clock stands still.
+
+        Returns:
+            None if that takes too long.
+        """
         view = membership.view
         while True:
             membership.check()
@@ -343,10 +352,12 @@ class Rendezvous:
                     )
                 case Pending(spare):
                     if spare:
-                        scope.deadline = math.inf
-                    elif scope.deadline == math.inf:
-                        scope.deadline = clock.now() + self._timeouts.join
-            await view.changed.wait()  # Also fires when the membership is over, by its own clock too.
+                        self._until = math.inf
+                    elif self._until == math.inf:
+                        self._until = clock.now() + self._timeouts.join
+            # It also fires when the membership is over, by its own clock too.
+            if not await view.changed.wait(None if self._until == math.inf else self._until - clock.now()):
+                return None
 
     def _fresh_record(self) -> Node:
         last = None if self.world is None else Last(self.world.round, self.world.rank)
@@ -391,6 +402,7 @@ class Rendezvous:
             self._events,
             self._owner.start,
             self._record,
+            self._until,
         )
         membership.view.changed.call(partial(self._report, membership))
         return membership

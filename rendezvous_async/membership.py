@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeAlias
@@ -27,7 +28,6 @@ from rendezvous_async.backends.base import (
     Commit,
     Condition,
     Entry,
-    Listing,
     Put,
     Session,
     Token,
@@ -35,7 +35,7 @@ from rendezvous_async.backends.base import (
     owned,
 )
 from rendezvous_async.clock import Patience, answer_within
-from rendezvous_async.coordinator import Coordinator, claim
+from rendezvous_async.coordinator import Coordinator, claim, is_wanted
 from rendezvous_async.core.codec import decode, encode
 from rendezvous_async.core.state import COORDINATOR, NODES, STATE, Head, Node, Phase, node_key
 from rendezvous_async.errors import (
@@ -100,8 +100,7 @@ class Membership:
         self._founds = founds
         self._record: Token | None = None
         self._arrival: str | None = None
-        self._coordinator = Coordinator(backend, session, node, settings, view, rng, timeouts.heartbeat, self._on_duty)
-        self._coordinates = False
+        self._coordinator: Coordinator | None = None
         self._scopes: dict[anyio.CancelScope, None] = {}
         self._due = clock.now() + interval
         self._first = asyncio.get_running_loop().call_at(
@@ -121,6 +120,7 @@ class Membership:
         events: Events,
         start: Start,
         record: Node,
+        until: float,
     ) -> Membership:
         """Open a session and the watch that goes with it.
 
@@ -128,25 +128,26 @@ class Membership:
         there is, and puts right what was wrong.
 
         Raises:
-            RendezvousConnectionError: No answer within ``timeouts.heartbeat``.
+            RendezvousConnectionError: No answer within ``timeouts.heartbeat``, or until then.
         """
         founds = rng.random() * settings.min_nodes < FOUNDERS
-        view = View(node, backend)  # First, so that its watch goes out together with all else.
+        view = View(node, backend)
         writes, when = _arrival(view, node, OWN, None, record, settings, founds)
         try:
-            patience = Patience(timeouts.heartbeat, "open a session")
-            session, commit = await backend.begin(ttl, patience, *writes, when=when)
+            patience = Patience(min(timeouts.heartbeat, until - clock.now()), "open a session")
+            session, commit = await backend.begin(ttl, patience, *writes, when=when, watch=view.watch)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await view.watch.aclose()
             raise
         membership = cls(backend, session, view, node, settings, timeouts, interval, rng, events, start, founds)
-        if not view.watch.deliver(membership._take_pushed, membership._fail_by):
+        if not view.is_fed:
             membership._begin(membership._follow)
         if commit is not None:
             membership._note(record, owned(writes, session.id), commit)
         session.lost.call(membership._lost)
-        view.changed.call(membership._see_to_post)
+        view.changed.call(membership._look)
+        membership._look()
         return membership
 
     def __repr__(self) -> str:
@@ -182,7 +183,7 @@ class Membership:
             scope.cancel()
         self.view.changed.fire()
 
-    async def arrive(self, record: Node) -> None:
+    async def arrive(self, record: Node, until: float) -> None:
         """Put this node's record, and see to it that there is a run to arrive in.
 
         A founder creates the run's state and takes the post in the same commit. Whoever finds no run and is no founder
@@ -192,7 +193,7 @@ class Membership:
             RendezvousClosedError: The run is closed.
             RendezvousSettingsError: It has other settings, and other nodes are here.
             RendezvousSessionError: The session is over.
-            RendezvousConnectionError: No answer; call again with the same record.
+            RendezvousConnectionError: No answer, or no run to arrive in until then; call again with the same record.
         """
         view = self.view
         while True:
@@ -202,44 +203,48 @@ class Membership:
             if stands and head is not None and head.closed is None and head.settings == self._settings:
                 break
             if view.loaded and (not stands or self._founds or head is not None):
-                await self._put(record)
+                await self._put(record, until)
             if seen == (self._record, view.token(STATE), view.token(COORDINATOR)):
                 self.check()
-                await self._wait_for_founder()
-        self._see_to_post()
+                await self._wait_for_founder(until)
+        self._look()
         self._events.emit(EventKind.ARRIVED, head.round, record.arrival)
 
-    async def _put(self, record: Node) -> None:
+    async def _put(self, record: Node, until: float) -> None:
         """Put the record, with all that must be written first; if somebody was faster, the view has the news."""
         if self.view.head is not None:
-            await self._check_head(self.view.head)
+            await self._check_head(self.view.head, until)
         writes, when = _arrival(
             self.view, self._node, self.session.id, self._record, record, self._settings, self._founds
         )
-        patience = Patience(self._timeouts.heartbeat, f"node {self._node} arrives")
+        patience = self._patience("arrive", until)
         self._note(record, writes, await self._backend.commit(*writes, when=when, patience=patience))
 
     def _note(self, record: Node, writes: Sequence[Write], commit: Commit) -> None:
         """Take in how the commit of an arrival went; what it wrote comes into the view ahead of the push."""
-        own = node_key(self._node)
         if commit.won:
             self._record, self._arrival = commit.token, record.arrival
-            news = [write.entry(commit.token) for write in writes if isinstance(write, Put)]
+            self.view.hear(write.entry(commit.token) for write in writes if isinstance(write, Put))
         else:
-            mine = commit.entry(own)
+            mine = commit.entry(node_key(self._node))
             self._record = None if mine is None else mine.token
             # One that lost may have got through before, though its answer did not.
             stands = mine is not None and mine.value == encode(record) and mine.session == self.session.id
             self._arrival = record.arrival if stands else None
-            news = [*commit.entries]
-        self._take(self.view.hear, news)
+            self.view.hear(commit.entries)
 
-    async def _wait_for_founder(self) -> None:
+    async def _wait_for_founder(self, until: float) -> None:
         """Wait until something has changed; if there is no run after a while, this node must found it."""
-        if not self.view.loaded or self.view.head is not None:
-            await self.view.changed.wait()
-        elif not await self.view.changed.wait(FOUND_AFTER * (1 + self._rng.random())):
+        left = until - clock.now()
+        if left <= 0:
+            raise RendezvousConnectionError(f"node {self._node}: nothing is known of a run to arrive in")
+        lacks_run = self.view.loaded and self.view.head is None
+        patience = FOUND_AFTER * (1 + self._rng.random()) if lacks_run else math.inf
+        if not await self.view.changed.wait(min(patience, left)) and patience < left:
             self._founds = True
+
+    def _patience(self, what: str, until: float) -> Patience:
+        return Patience(min(self._timeouts.heartbeat, until - clock.now()), f"node {self._node}: {what}")
 
     async def end(self) -> bool:
         """End the session, so that nothing of this node is left behind; False if the backend could not be told."""
@@ -258,13 +263,13 @@ class Membership:
             self._stop(RendezvousSessionError(f"node {self._node} has left"))
         await self.view.watch.aclose()
 
-    async def _check_head(self, head: Head) -> None:
+    async def _check_head(self, head: Head, until: float) -> None:
         """Raise if this node cannot arrive under a head, also not by replacing its settings."""
         if head.closed is not None:
             raise RendezvousClosedError(head.closed.reason, head.closed.by, run_id=self._backend.run_id)
         if head.settings == self._settings:
             return
-        with answer_within(self._timeouts.heartbeat, "read the roster"):
+        with answer_within(*self._patience("read the roster", until)):
             roster = await self._backend.list(NODES)
         others = [entry.key for entry in roster.entries if self._holds_to(head, entry)]
         if others:
@@ -345,22 +350,29 @@ class Membership:
     async def _follow(self) -> None:
         """Read the watch of a backend that does not deliver."""
         async for listing in self.view.watch:
-            self._take_pushed(listing)
+            self.view.push(listing)
 
-    def _take_pushed(self, listing: Listing) -> None:
-        self._take(self.view.apply, listing.entries)
+    def _look(self) -> None:
+        """See to what the view shows: an error ends this, and a post to be taken needs a coordinator.
 
-    def _take(self, take: Callable[[Sequence[Entry]], None], entries: Sequence[Entry]) -> None:
-        """Take news into the view; what cannot be read ends it."""
-        try:
-            take(entries)
-        except Exception as error:
-            self._fail_by(error)
-
-    def _see_to_post(self) -> None:
-        """Have the coordinator at work from the first time that there is work for it; most nodes never need one."""
-        if self._arrival is not None and not self._coordinates and self.error is None and self._coordinator.is_wanted:
-            self._coordinates = True
+        It is at work from the first time that there is work for it; most nodes never have one.
+        """
+        view = self.view
+        if self.error is not None:
+            return
+        if view.error is not None:
+            self._fail_by(view.error)
+        elif self._coordinator is None and self._arrival is not None and is_wanted(view, self.session, self._settings):
+            self._coordinator = Coordinator(
+                self._backend,
+                self.session,
+                self._node,
+                self._settings,
+                view,
+                self._rng,
+                self._timeouts.heartbeat,
+                self._on_duty,
+            )
             self._begin(self._coordinator.run)
 
     def _on_duty(self, on: bool) -> None:

@@ -14,7 +14,9 @@ from typing import Any
 
 import anyio
 
+from rendezvous_async import clock
 from rendezvous_async.backends.base import Backend
+from rendezvous_async.clock import answer_within
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
 from rendezvous_async.membership import Membership
 from rendezvous_async.settings import Timeouts
@@ -161,20 +163,22 @@ class Owner:
                 self.backend = backend
             return self.backend
 
-    async def live_membership(self) -> Membership:
+    async def live_membership(self, until: float) -> Membership:
         """Return the membership; a new one, with a new session, if there is none or it is over.
 
         Raises:
-            RendezvousConnectionError: The backend cannot be reached.
+            RendezvousConnectionError: The backend cannot be reached, or did not answer until then.
             RendezvousError: The rendezvous is being left.
         """
         if self.membership is not None and not self.membership.is_out:
             return self.membership
         if self.is_stopping:
             raise self._left()
-        backend = self.backend or await self.open_backend()
-        if self.membership is not None or self._unended:
-            await self.end_membership()
+        backend = self.backend
+        if backend is None or self.membership is not None or self._unended:
+            with answer_within(until - clock.now(), f"{self._name} opens the backend"):
+                backend = await self.open_backend()
+                await self.end_membership()
         if self._unended:
             raise RendezvousConnectionError(f"{self._name} could not end its last session, so it opens no new one")
         membership = await self._make(backend)

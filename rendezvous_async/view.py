@@ -2,14 +2,14 @@
 
 A ``View`` only goes forward: an entry that is older than what is already known is passed over. What the answer to a
 commit says is known ahead of the push (``hear``); the watch is told, so that it also tells when that is gone. Whoever
-waits for something to change uses the view's ``Notice``.
+waits for something to change uses the view's ``Notice``, and looks for an error first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rendezvous_async.backends.base import Backend, Entry, Token
+from rendezvous_async.backends.base import Backend, Entry, Listing, Token
 from rendezvous_async.core.codec import decode
 from rendezvous_async.core.state import COORDINATOR, STATE, Head, Post, Seat, seat_key
 from rendezvous_async.notice import Notice
@@ -22,18 +22,22 @@ class View:
 
     Attributes:
         names: Of these entries.
-        watch: On them; whoever reads it passes on to ``apply`` what comes.
+        watch: On them.
+        is_fed: Whether the watch hands over what comes by itself; if not, somebody must read it, and call ``push``.
+        error: Why there will be no more news: the watch has failed, or an entry is not what it should be.
     """
 
     def __init__(self, node: str, backend: Backend) -> None:
         self.names = (STATE, COORDINATOR, seat_key(node))
-        self.watch = backend.watch(*self.names)
         self.changed = Notice()
+        self.error: Exception | None = None
         self.loaded = False
         self.head: Head | None = None
         self.seat: Seat | None = None
         self.coordinator: str | None = None
         self._entries: dict[str, Entry] = {}
+        self.watch = backend.prepare_watch(*self.names)
+        self.is_fed = self.watch.deliver(self.push, self.fail)
 
     def entry(self, key: str) -> Entry | None:
         """Return the newest entry at one of the view's keys; None if it is known that there is none."""
@@ -46,30 +50,39 @@ class View:
         return None if entry is None else entry.token
 
     def hear(self, entries: Iterable[Entry]) -> None:
-        """Take those of the view's entries that a commit was answered with, or has written.
-
-        Raises:
-            RendezvousStateError: As ``apply`` does.
-        """
-        news = [entry for entry in entries if entry.key in self.names]
+        """Take those of the view's entries that a commit was answered with, or has written, if they are news."""
+        news = [
+            entry for entry in entries if entry.key in self.names and entry.token.is_news_to(self._known(entry.key))
+        ]
+        for entry in news:
+            self.watch.learn(entry)
         if news:
-            for entry in news:
-                self.watch.learn(entry)
-            self.apply(news)
+            self._take_all(news)
 
-    def apply(self, entries: Iterable[Entry]) -> None:
-        """Take what is newer than what is known, and tell everybody.
+    def push(self, listing: Listing) -> None:
+        """Take what the watch tells, which is always news."""
+        self._take_all(listing.entries)
 
-        Raises:
-            RendezvousStateError: An entry is not what it should be; it is not taken.
-        """
-        for entry in entries:
-            known = self._entries.get(entry.key)
-            newer = known is None or known.token.epoch != entry.token.epoch
-            if newer or (known is not None and known.token.revision < entry.token.revision):
+    def fail(self, error: Exception) -> None:
+        """Take no more; the first error counts."""
+        self.error = self.error or error
+        self.changed.fire()
+
+    def _take_all(self, entries: Iterable[Entry]) -> None:
+        """Take news, and tell everybody."""
+        try:
+            for entry in entries:
                 self._take(entry)
+        except Exception as error:
+            self.fail(error)
+            return
         self.loaded = True
         self.changed.fire()
+
+    def _known(self, key: str) -> Token | None:
+        """Return as of when an entry is known, also one that is gone."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.token
 
     def _take(self, entry: Entry) -> None:
         key, value = entry.key, entry.value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import cached_property
 from types import TracebackType
 from typing import NamedTuple
 
@@ -44,7 +45,6 @@ class World:
         rank: This node's place, 0 to ``size - 1``.
         size: How many members there are.
         token: The round's fencing token: hand it to whatever you write to, and let that refuse older ones.
-        store: The round's own key-value store.
     """
 
     def __init__(self, backend: Backend, membership: Membership, node: str, joined: Joined, attempt: str) -> None:
@@ -54,16 +54,6 @@ class World:
         self.rank = joined.rank
         self.size = joined.size
         self.token = Token(*joined.token)
-        self.store = Store(
-            backend,
-            joined.round,
-            self.token,
-            joined.rank,
-            joined.size,
-            self.check,
-            membership.view.changed,
-            membership.session.ttl,
-        )
         self._backend = backend
         self._membership = membership
         self._joined = joined
@@ -72,6 +62,21 @@ class World:
 
     def __repr__(self) -> str:
         return f"<World run={self.run_id!r} round={self.round} rank={self.rank} size={self.size}>"
+
+    @cached_property
+    def store(self) -> Store:
+        """The round's own key-value store."""
+        membership = self._membership
+        return Store(
+            self._backend,
+            self.round,
+            self.token,
+            self.rank,
+            self.size,
+            self.check,
+            membership.view.changed,
+            membership.session.ttl,
+        )
 
     @property
     def change(self) -> Change | None:

@@ -27,7 +27,19 @@ import anyio
 from rendezvous_async import clock
 from rendezvous_async.backends import classic
 from rendezvous_async.backends.names import check_key, check_name, name_size, subtrees_of
-from rendezvous_async.backends.values import OWN, Commit, Condition, Delete, Entry, Listing, Put, Token, Write, owned
+from rendezvous_async.backends.values import (
+    OWN,
+    Commit,
+    Condition,
+    Delete,
+    Entry,
+    Listing,
+    Put,
+    Token,
+    Write,
+    names_session,
+    owned,
+)
 from rendezvous_async.clock import Patience, answer_within
 from rendezvous_async.errors import RendezvousConnectionError
 from rendezvous_async.notice import Latch
@@ -151,8 +163,7 @@ class Watch(ABC, AsyncIterator[Listing]):
     def learn(self, entry: Entry) -> None:
         """Take it that the reader knows this entry from elsewhere: it is not delivered again, but its deletion is."""
         key = self.prefix + entry.key
-        known = self._known.get(key)
-        if known is None or known.epoch != entry.token.epoch or known.revision < entry.token.revision:
+        if entry.token.is_news_to(self._known.get(key)):
             self._known[key] = entry.token
 
     @abstractmethod
@@ -175,11 +186,7 @@ class Watch(ABC, AsyncIterator[Listing]):
         position, epoch, known = self._position, listing.token.epoch, self._known
         if position is not None and position.epoch == epoch and listing.token.revision < position.revision:
             return None  # stale: whatever it says has been delivered, or overtaken
-        entries = []
-        for entry in listing.entries:
-            before = known.get(entry.key)
-            if before is None or before.epoch != epoch or entry.token.revision > before.revision:
-                entries.append(entry)
+        entries = [entry for entry in listing.entries if entry.token.is_news_to(known.get(entry.key))]
         complete = listing.complete and len(entries) == len(listing.entries)
         if listing.complete and known:
             present = {entry.key for entry in listing.entries}
@@ -245,7 +252,13 @@ class Backend(ABC):
         """Watch keys and subtrees; use it with ``async with`` and ``async for``."""
         if not names:
             raise ValueError("watch needs at least one name")
-        watch = self._watch(tuple(self.prefix + check_name(name) for name in names), after)
+        watch = self._watch(tuple([self.prefix + check_name(name) for name in names]), after)
+        watch.prefix = self.prefix
+        return watch
+
+    def prepare_watch(self, *names: str) -> Watch:
+        """Return a watch that is to be handed to ``begin``, which starts it; it may have started already."""
+        watch = self._prepare_watch(tuple([self.prefix + check_name(name) for name in names]))
         watch.prefix = self.prefix
         return watch
 
@@ -254,13 +267,19 @@ class Backend(ABC):
         """Open a session that the backend ends ``ttl`` seconds after its last keep-alive (or a little later)."""
 
     async def begin(
-        self, ttl: float, patience: Patience, *writes: Write, when: Iterable[Condition] = ()
+        self,
+        ttl: float,
+        patience: Patience,
+        *writes: Write,
+        when: Iterable[Condition] = (),
+        watch: Watch | None = None,
     ) -> tuple[Session, Commit | None]:
         """Open a session as ``open_session`` does; where the backend can, make its first commit in the same step.
 
         A put under the session ``OWN`` belongs to the new one, which is open also if the commit has lost; nothing is
-        put under any other. Who gives this up leaves nothing behind that lasts: a session that is opened all the same
-        ends as soon as its answer comes, and if none does, as if its owner had died.
+        put under any other. A watch that ``prepare_watch`` has made starts now, if it has not yet. Who gives this up
+        leaves nothing behind that lasts: a session that is opened all the same ends as soon as its answer comes, and if
+        none does, as if its owner had died; the watch is the caller's to close.
 
         Returns:
             The session, and how the commit went: None if it was not made, since this takes two steps here.
@@ -272,9 +291,9 @@ class Backend(ABC):
         when = tuple(when)
         if len(writes) > FIRST_WRITES or len(when) > FIRST_WRITES:
             raise ValueError(f"the first commit of a session has at most {FIRST_WRITES} writes and as many conditions")
-        if any(isinstance(write, Put) and write.session for write in writes):
+        if names_session(writes):
             raise ValueError("the first commit of a session puts nothing under another one")
-        session, commit = await self._begin(ttl, patience, *self._absolute(writes, when))
+        session, commit = await self._begin(ttl, patience, *self._absolute(writes, when), watch)
         return session, None if commit is None else commit.relative_to(self.prefix)
 
     @abstractmethod
@@ -372,13 +391,21 @@ class Backend(ABC):
             return await self._commit(writes, when)
 
     async def _begin(
-        self, ttl: float, patience: Patience, writes: tuple[Write, ...], when: tuple[Condition, ...]
+        self,
+        ttl: float,
+        patience: Patience,
+        writes: tuple[Write, ...],
+        when: tuple[Condition, ...],
+        watch: Watch | None,
     ) -> tuple[Session, Commit | None]:
         with answer_within(*patience):
             return await self.open_session(ttl), None
 
     @abstractmethod
     def _watch(self, names: tuple[str, ...], after: Token | None) -> Watch: ...
+
+    def _prepare_watch(self, names: tuple[str, ...]) -> Watch:
+        return self._watch(names, None)
 
 
 def _check_once(writes: tuple[Write, ...]) -> None:

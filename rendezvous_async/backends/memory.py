@@ -105,7 +105,12 @@ class MemoryBackend(Backend):
         return self._open(await self._table(), ttl)
 
     async def _begin(
-        self, ttl: float, patience: Patience, writes: tuple[Write, ...], when: tuple[Condition, ...]
+        self,
+        ttl: float,
+        patience: Patience,
+        writes: tuple[Write, ...],
+        when: tuple[Condition, ...],
+        watch: Watch | None,
     ) -> tuple[Session, Commit | None]:
         with answer_within(*patience):
             table = await self._table()

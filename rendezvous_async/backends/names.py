@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-__all__ = ["MAX_KEY_LENGTH", "REMEMBERED_NAMES", "check_key", "check_name", "covers", "name_size", "subtrees_of"]
+__all__ = ["MAX_KEY_LENGTH", "check_key", "check_name", "covers", "name_size", "subtrees_of"]
 
 MAX_KEY_LENGTH = 1024
-REMEMBERED_NAMES = 4096
-"""Of so many names it is remembered that they are sound: most are used again and again."""
+REMEMBERED_SUBTREES = 4096
 
 
 def name_size(name: str) -> int:
@@ -29,21 +28,19 @@ def subtrees_of(key: str) -> tuple[str, ...]:
     return _subtrees_at(key[: key.rfind("/") + 1])
 
 
-@lru_cache(REMEMBERED_NAMES)
+@lru_cache(REMEMBERED_SUBTREES)
 def _subtrees_at(subtree: str) -> tuple[str, ...]:
     """Return a subtree and all that hold it, the widest first; thousands of keys share a few."""
     return tuple([subtree[: end + 1] for end, letter in enumerate(subtree) if letter == "/"])
 
 
-@lru_cache(REMEMBERED_NAMES)
 def check_key(key: str) -> str:
     """Return ``key`` if it may name an entry."""
-    if not key or key.endswith("/"):
+    if not key or key[-1] == "/":
         raise ValueError(f"a key must not be empty or end in a slash: {key!r}")
     return check_name(key)
 
 
-@lru_cache(REMEMBERED_NAMES)
 def check_name(name: str) -> str:
     """Return ``name`` if it may name a key or, with a slash at its end, a subtree; ``""`` is the whole run."""
     if len(name) > MAX_KEY_LENGTH:

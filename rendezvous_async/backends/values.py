@@ -7,7 +7,19 @@ from typing import TypeAlias
 
 import msgspec
 
-__all__ = ["OWN", "Commit", "Condition", "Delete", "Entry", "Listing", "Put", "Token", "Write", "owned"]
+__all__ = [
+    "OWN",
+    "Commit",
+    "Condition",
+    "Delete",
+    "Entry",
+    "Listing",
+    "Put",
+    "Token",
+    "Write",
+    "names_session",
+    "owned",
+]
 
 OWN = ""
 """As the session of a put: the one that ``begin`` opens along with it."""
@@ -21,6 +33,10 @@ class Token(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def __str__(self) -> str:
         return f"{self.epoch}:{self.revision}"
+
+    def is_news_to(self, known: Token | None) -> bool:
+        """Tell whether what was written with this token is unknown to somebody who knows the key as of another one."""
+        return known is None or known.epoch != self.epoch or known.revision < self.revision
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -115,6 +131,14 @@ def owned(writes: Iterable[Write], session: str) -> tuple[Write, ...]:
             for write in writes
         ]
     )
+
+
+def names_session(writes: Iterable[Write]) -> bool:
+    """Tell whether any of the writes is a put under a session that is open already."""
+    for write in writes:  # noqa: SIM110 - for the one or two that there are, any() costs twice as much
+        if isinstance(write, Put) and write.session:
+            return True
+    return False
 
 
 class Condition(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -201,7 +201,12 @@ class SimulatedBackend(Backend):
         return _SimulatedSession(id, ttl, sent_at, self)
 
     async def _begin(
-        self, ttl: float, patience: Patience, writes: tuple[Write, ...], when: tuple[Condition, ...]
+        self,
+        ttl: float,
+        patience: Patience,
+        writes: tuple[Write, ...],
+        when: tuple[Condition, ...],
+        watch: Watch | None,
     ) -> tuple[Session, Commit | None]:
         sent_at = anyio.current_time()
 

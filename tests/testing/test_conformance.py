@@ -388,23 +388,38 @@ class SetsStateInTwoSteps(MemoryBackend):
 
 class BeginsWithNobodysKeys(MemoryBackend):
     async def _begin(
-        self, ttl: float, patience: Patience, writes: tuple[Write, ...], when: tuple[Condition, ...]
+        self,
+        ttl: float,
+        patience: Patience,
+        writes: tuple[Write, ...],
+        when: tuple[Condition, ...],
+        watch: Watch | None,
     ) -> tuple[Session, Commit | None]:
-        return await super()._begin(ttl, patience, owned(writes, "nobody's"), when)
+        return await super()._begin(ttl, patience, owned(writes, "nobody's"), when, watch)
 
 
 class BeginsUnconditionally(MemoryBackend):
     async def _begin(
-        self, ttl: float, patience: Patience, writes: tuple[Write, ...], when: tuple[Condition, ...]
+        self,
+        ttl: float,
+        patience: Patience,
+        writes: tuple[Write, ...],
+        when: tuple[Condition, ...],
+        watch: Watch | None,
     ) -> tuple[Session, Commit | None]:
-        return await super()._begin(ttl, patience, writes, ())
+        return await super()._begin(ttl, patience, writes, (), watch)
 
 
 class ForgetsWhatWasGivenUp(MemoryBackend):
     async def _begin(
-        self, ttl: float, patience: Patience, writes: tuple[Write, ...], when: tuple[Condition, ...]
+        self,
+        ttl: float,
+        patience: Patience,
+        writes: tuple[Write, ...],
+        when: tuple[Condition, ...],
+        watch: Watch | None,
     ) -> tuple[Session, Commit | None]:
-        begun = await super()._begin(ttl, patience, writes, when)
+        begun = await super()._begin(ttl, patience, writes, when, watch)
         await checkpoint()
         return begun
 

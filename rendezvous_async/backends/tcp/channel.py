@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import secrets
 from collections import deque
@@ -24,7 +25,7 @@ from typing import Protocol
 
 import anyio
 
-from rendezvous_async.backends.base import Session, Token, closed_error
+from rendezvous_async.backends.base import Listing, Session, Token, closed_error
 from rendezvous_async.backends.tcp import wire
 from rendezvous_async.backends.tcp.auth import Secret, new_nonce
 from rendezvous_async.backends.tcp.dialing import Backoff, Dialer, DialError
@@ -48,8 +49,8 @@ class Follower(Protocol):
     def follow_request(self, id: int) -> wire.Follow:
         """Return the request that starts the watch, or goes on with it on a new connection."""
 
-    def receive(self, changed: wire.Changed, at: float | None) -> None:
-        """Take news; ``at`` is the send time of the request that this is the first answer to."""
+    def receive(self, listing: Listing | None, at: float | None) -> None:
+        """Take news, if there are any; ``at`` is the send time of the request that this is the first answer to."""
 
     def fail(self, error: Exception, *, ended: bool) -> None:
         """Raise ``error`` to the reader, once; if the watch has ended, it may be started again."""
@@ -59,12 +60,21 @@ class Follower(Protocol):
 
 
 class _Call:
-    __slots__ = ("future", "request", "sent_at")
+    __slots__ = ("future", "patience", "request", "sent_at", "until")
 
-    def __init__(self, future: asyncio.Future[wire.Answer], request: wire.Request, sent_at: float) -> None:
+    def __init__(
+        self, future: asyncio.Future[wire.Answer], request: wire.Request, sent_at: float, patience: Patience | None
+    ) -> None:
         self.future = future
         self.request = request
         self.sent_at = sent_at
+        self.patience = patience
+        self.until = math.inf if patience is None else sent_at + patience.seconds
+
+    def give_up(self) -> None:
+        """End it: nobody waits any longer."""
+        if self.patience is not None and not self.future.done():
+            self.future.set_exception(self.patience.error())
 
 
 class Channel:
@@ -173,17 +183,14 @@ class Channel:
         """
         self._check_open()
         future: asyncio.Future[wire.Answer] = self._loop.create_future()
-        now = self._loop.time()
-        self._calls[id] = _Call(future, request, now)
+        call = self._calls[id] = _Call(future, request, self._loop.time(), patience)
         if self.link is not None:
             if len(self._calls) == 1:
                 self.link.send_now(request)
             else:  # others are under way: this one goes out with those that come in the same turn of the loop
                 self.link.send(request)
-        if self._timer is None:
-            self._set_timer()
-        # Not a cancel scope, which costs as much as all the rest of this.
-        timer = None if patience is None else self._loop.call_at(now + patience.seconds, _give_up, future, patience)
+        if self._timer is None or call.until < self._timer.when():
+            self._look_by(min(call.until, call.sent_at + self._stall_timeout / 4))
         try:
             return await future
         except asyncio.CancelledError:
@@ -192,8 +199,6 @@ class Channel:
             raise
         finally:
             self._calls.pop(id, None)
-            if timer is not None:
-                timer.cancel()
 
     def _drop(self, answer: wire.Answer) -> None:
         """Pass over an answer that nobody waits for any more; a session that was opened is ended again.
@@ -226,8 +231,7 @@ class Channel:
     def keep_session(self, session: Session) -> None:
         """Resume this session on every new connection."""
         self._sessions[session.id] = session
-        if self._timer is None:
-            self._set_timer()
+        self._look_soon()
 
     def drop_session(self, session: Session) -> None:
         """Do not care for this session any more."""
@@ -236,8 +240,12 @@ class Channel:
     def follow(self, follower: Follower) -> None:
         """Start a watch, and go on with it on every new connection."""
         self._start_following(follower)
-        if self._timer is None:
-            self._set_timer()
+        self._look_soon()
+
+    def follow_with(self, id: int, follower: Follower, sent_at: float) -> None:
+        """Take it that the request with this id, which opens a session and is sent now, starts a watch as well."""
+        self._follow_ids[follower] = id
+        self._followers[id] = follower, sent_at
 
     def unfollow(self, follower: Follower) -> None:
         """End a watch."""
@@ -256,16 +264,13 @@ class Channel:
 
     def _on_answer(self, answer: wire.Answer) -> None:
         if isinstance(answer, wire.Changed):
-            found = self._followers.get(answer.id)
-            if found is not None:
-                follower, sent_at = found
-                if sent_at is not None:
-                    self._followers[answer.id] = follower, None
-                follower.receive(answer, sent_at)
+            self._on_news(answer.id, answer.listing)
             return
         call = self._calls.get(answer.id)
         if call is not None:
             self.current_at = call.sent_at
+            if isinstance(answer, wire.Opened) and answer.listing is not None:
+                self._on_news(answer.id, answer.listing)
             if call.future.done():
                 self._drop(answer)
             else:
@@ -279,6 +284,14 @@ class Channel:
             follower.fail(error_of(answer), ended=True)
         else:
             self._drop(answer)
+
+    def _on_news(self, id: int, listing: Listing | None) -> None:
+        found = self._followers.get(id)
+        if found is not None:
+            follower, sent_at = found
+            if sent_at is not None:
+                self._followers[id] = follower, None
+            follower.receive(listing, sent_at)
 
     # Connecting
 
@@ -340,8 +353,9 @@ class Channel:
             else:
                 # Its owner counts itself out already: nobody may believe that it is still in.
                 self._errand(wire.EndSession(self.next_id(), session.id), partial(self._session_ended, session))
-        for follower in tuple(self._follow_ids):
-            self._start_following(follower)
+        for follower, id in tuple(self._follow_ids.items()):
+            if id not in self._calls:  # Otherwise it starts with the session that is still to be opened.
+                self._start_following(follower)
         for id in sorted(self._calls):
             call = self._calls[id]
             call.sent_at = now
@@ -387,17 +401,27 @@ class Channel:
             if not waiter.done():
                 waiter.set_exception(make_error())
 
-    # A connection that says nothing
+    # Calls that take too long, and a connection that says nothing
 
-    def _set_timer(self) -> None:
-        self._timer = self._loop.call_later(self._stall_timeout / 4, self._look)
+    def _look_soon(self) -> None:
+        if self._timer is None:
+            self._look_by(self._loop.time() + self._stall_timeout / 4)
+
+    def _look_by(self, at: float) -> None:
+        """Look again at that time and no later; one timer serves all calls, so that most need none of their own."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at, self._look)
 
     def _look(self) -> None:
-        """Ping a silent server, give up on one that does not even answer that."""
+        """End the calls whose time is over; ping a silent server, give up on one that does not even answer that."""
         assert self._timer is not None
         now = self._loop.time()
         late = now - self._timer.when()
         self._timer = None
+        for call in self._calls.values():
+            if call.until <= now:
+                call.give_up()
         link = self.link
         if link is not None:
             silence = now - link.heard_at
@@ -411,12 +435,8 @@ class Channel:
             elif not self._errands and max(silence, now - self.current_at) > self._stall_timeout / 2:
                 self._errand(wire.Ping(self.next_id()), lambda _: None)
         if self._calls or self._sessions or self._follow_ids:
-            self._set_timer()
-
-
-def _give_up(future: asyncio.Future[wire.Answer], patience: Patience) -> None:
-    if not future.done():
-        future.set_exception(patience.error())
+            waiting = [call.until for call in self._calls.values() if not call.future.done()]
+            self._look_by(min([now + self._stall_timeout / 4, *waiting]))
 
 
 def error_of(failed: wire.Failed) -> Exception:

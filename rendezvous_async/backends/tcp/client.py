@@ -87,10 +87,12 @@ class TcpBackend(Backend):
         patience: Patience | None = None,
         writes: tuple[Write, ...] = (),
         when: tuple[Condition, ...] = (),
+        watch: Watch | None = None,
     ) -> tuple[Session, Commit | None]:
         sent_at = clock.now()
         id = self._channel.next_id()
-        opened = await self._call(id, wire.OpenSession(id, ttl, writes, when), wire.Opened, patience)
+        names = watch.start_with(id, sent_at) if isinstance(watch, _TcpWatch) else ()
+        opened = await self._call(id, wire.OpenSession(id, ttl, writes, when, names), wire.Opened, patience)
         session = _TcpSession(opened.session, opened.ttl, sent_at, self)
         self._channel.keep_session(session)
         if opened.commit is not None:
@@ -141,7 +143,12 @@ class TcpBackend(Backend):
         return await self._commit(writes, when, patience)
 
     def _watch(self, names: tuple[str, ...], after: Token | None) -> Watch:
-        return _TcpWatch(self._channel, names, after)
+        watch = _TcpWatch(self._channel, names, after)
+        self._channel.follow(watch)
+        return watch
+
+    def _prepare_watch(self, names: tuple[str, ...]) -> Watch:
+        return _TcpWatch(self._channel, names, None)
 
     async def _call(self, id: int, request: wire.Request, kind: type[A], patience: Patience | None = None) -> A:
         answer = await self._channel.call(id, request, patience)
@@ -194,7 +201,6 @@ class _TcpWatch(Watch):
         self._ended = False
         self._take: Callable[[Listing], None] | None = None
         self._fail: Callable[[Exception], None] | None = None
-        channel.follow(self)
 
     @property
     def current_at(self) -> float:
@@ -255,16 +261,20 @@ class _TcpWatch(Watch):
         if settled is not None:
             take(settled)
 
+    def start_with(self, id: int, sent_at: float) -> tuple[str, ...]:
+        """Let it be started by the request with this id, which is sent now; returns the names."""
+        self._channel.follow_with(id, self, sent_at)
+        return self._names
+
     # What the channel calls.
 
     def follow_request(self, id: int) -> wire.Follow:
         return wire.Follow(id, self._names, self._received)
 
-    def receive(self, changed: wire.Changed, at: float | None) -> None:
+    def receive(self, listing: Listing | None, at: float | None) -> None:
         if at is not None:
             self._is_current = True
             self._current_at = max(self._current_at, at)
-        listing = changed.listing
         if listing is None:
             return
         self._received = listing.token

@@ -7,13 +7,12 @@ is refused has changed nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from rendezvous_async.backends.base import FIRST_WRITES, Condition, Put, Token, Write
-from rendezvous_async.backends.names import REMEMBERED_NAMES
 from rendezvous_async.backends.table import CommitId
 from rendezvous_async.backends.tcp import wire
+from rendezvous_async.backends.values import names_session
 from rendezvous_async.errors import RendezvousSessionError
 
 if TYPE_CHECKING:
@@ -66,29 +65,40 @@ def _transact(peer: Connection, request: wire.Transact) -> None:
 
 
 def _follow(peer: Connection, request: wire.Follow) -> None:
+    id, names = request.id, request.names
+    if _may_follow(peer, id, names):
+        news = wire.Changed(id, peer.server.table.changes(names, request.after))
+        if peer.send_if_short(id, news):
+            _start_watch(peer, id, names)
+
+
+def _may_follow(peer: Connection, id: int, names: tuple[str, ...]) -> bool:
     limits = peer.server.limits
-    if request.id in peer.watchers:
-        raise wire.FrameError(f"a second watch with the id {request.id}")
-    if not request.names or len(request.names) > limits.writes or len(peer.watchers) >= limits.watches:
+    if id in peer.watchers:
+        raise wire.FrameError(f"a second watch with the id {id}")
+    if not names or len(names) > limits.writes or len(peer.watchers) >= limits.watches:
         peer.fail(
-            request.id,
+            id,
             wire.FAILED_LIMIT,
             f"a connection may have {limits.watches} watches, of 1 to {limits.writes} names each",
         )
-    elif peer.watched + _cost(request.names) > limits.watched:
+        return False
+    if peer.watched + _cost(names) > limits.watched:
         peer.fail(
-            request.id,
+            id,
             wire.FAILED_LIMIT,
             f"the names that a connection watches may have {limits.watched} characters, with {NAME_COST} more for each",
         )
-    elif all(_may_name(peer, request.id, name) for name in request.names):
-        table = peer.server.table
-        watcher = Watcher(peer, request.id, request.names, table.token)
-        news = wire.Changed(request.id, table.changes(request.names, request.after))
-        if peer.send_if_short(request.id, news):
-            peer.watchers[request.id] = watcher
-            peer.watched += _cost(request.names)
-            peer.server.fanout.add(request.names, watcher)
+        return False
+    return _may_name(peer, id, *names)
+
+
+def _start_watch(peer: Connection, id: int, names: tuple[str, ...]) -> None:
+    """Tell the peer of what changes from now on."""
+    watcher = Watcher(peer, id, names, peer.server.table.token)
+    peer.watchers[id] = watcher
+    peer.watched += _cost(names)
+    peer.server.fanout.add(names, watcher)
 
 
 def _unfollow(peer: Connection, request: wire.Unfollow) -> None:
@@ -103,21 +113,24 @@ def _cost(names: tuple[str, ...]) -> int:
 
 
 def _open_session(peer: Connection, request: wire.OpenSession) -> None:
-    ttl, limits = request.ttl, peer.server.limits
+    id, ttl, names, limits = request.id, request.ttl, request.names, peer.server.limits
     if not 0 < ttl <= limits.longest_ttl:
-        peer.fail(request.id, wire.FAILED_INVALID, f"a session's ttl is at most {limits.longest_ttl:g} s, not {ttl:g}")
+        peer.fail(id, wire.FAILED_INVALID, f"a session's ttl is at most {limits.longest_ttl:g} s, not {ttl:g}")
     elif peer.server.table.sessions >= limits.sessions:
-        peer.fail(request.id, wire.FAILED_LIMIT, f"the server has its {limits.sessions} sessions")
+        peer.fail(id, wire.FAILED_LIMIT, f"the server has its {limits.sessions} sessions")
     elif len(request.writes) > FIRST_WRITES or len(request.when) > FIRST_WRITES:
         # In the log each has the whole name of its session, which may be a thousand times as long as ``OWN``.
-        peer.fail(request.id, wire.FAILED_LIMIT, f"a session's first commit has at most {FIRST_WRITES} writes")
-    elif any(isinstance(write, Put) and write.session for write in request.writes):
-        peer.fail(request.id, wire.FAILED_INVALID, "the first commit of a session puts nothing under another one")
-    elif _may_write(peer, request.id, request.writes, request.when):
+        peer.fail(id, wire.FAILED_LIMIT, f"a session's first commit has at most {FIRST_WRITES} writes")
+    elif names_session(request.writes):
+        peer.fail(id, wire.FAILED_INVALID, "the first commit of a session puts nothing under another one")
+    elif _may_write(peer, id, request.writes, request.when) and (not names or _may_follow(peer, id, names)):
         granted = max(ttl, limits.shortest_ttl)
         session, commit = peer.server.open_session(peer, granted, request.writes, request.when)
-        if not peer.send_if_short(request.id, wire.Opened(request.id, session, granted, commit)):
+        listing = peer.server.table.changes(names, None) if names else None
+        if not peer.send_if_short(id, wire.Opened(id, session, granted, commit, listing)):
             peer.server.end_session(session)
+        elif names:
+            _start_watch(peer, id, names)
 
 
 def _refresh(peer: Connection, request: wire.KeepAlive | wire.Resume) -> None:
@@ -149,13 +162,15 @@ def _goodbye(peer: Connection, _: wire.Goodbye) -> None:
 # What a peer may do.
 
 
-def _may_name(peer: Connection, id: int, name: str) -> bool:
-    if len(name) > MAX_NAME or not _is_well_formed(name):
-        peer.fail(id, wire.FAILED_INVALID, f"not a name: {name[:64]!r}")
-        return False
-    if not name.startswith(peer.scope):
-        peer.fail(id, wire.FAILED_DENIED, f"this client's secret opens {peer.scope}* only, not {name}")
-        return False
+def _may_name(peer: Connection, id: int, *names: str) -> bool:
+    scope = peer.scope
+    for name in names:
+        if len(name) > MAX_NAME or not _is_well_formed(name):
+            peer.fail(id, wire.FAILED_INVALID, f"not a name: {name[:64]!r}")
+            return False
+        if not name.startswith(scope):
+            peer.fail(id, wire.FAILED_DENIED, f"this client's secret opens {scope}* only, not {name}")
+            return False
     return True
 
 
@@ -171,23 +186,22 @@ def _may_write(peer: Connection, id: int, writes: tuple[Write, ...], when: tuple
     if len(writes) > limits.writes or len(when) > limits.writes:
         peer.fail(id, wire.FAILED_LIMIT, f"a commit has at most {limits.writes} writes and conditions")
         return False
+    names = [condition.key for condition in when]
     puts = size = 0
     for write in writes:
         if isinstance(write, Put):
+            names.append(write.key)
             puts += 1
             size += len(write.key) + len(write.value)
-            if not _may_name(peer, id, write.key):
-                return False
             if write.key.endswith("/"):
                 peer.fail(id, wire.FAILED_INVALID, f"a key must not end in a slash: {write.key[:64]!r}")
                 return False
             if write.session and not _may_use(peer, id, write.session):  # OWN is nobody else's
                 return False
-        elif not _may_name(peer, id, write.name):
-            return False
-    for condition in when:
-        if not _may_name(peer, id, condition.key):
-            return False
+        else:
+            names.append(write.name)
+    if not _may_name(peer, id, *names):
+        return False
     table = peer.server.table
     if puts and (len(table) + puts > limits.keys or table.size + size > limits.bytes):
         peer.fail(id, wire.FAILED_LIMIT, f"the server is full: {len(table)} keys, {table.size} bytes")
@@ -210,7 +224,6 @@ ANSWERS: Final[dict[type, Callable[[Connection, Any], None]]] = {
 }
 
 
-@lru_cache(REMEMBERED_NAMES)
 def _is_well_formed(name: str) -> bool:
-    """Tell whether a client of ours could have sent this name; its length is looked at before, as it is kept here."""
+    """Tell whether a client of ours could have sent this name."""
     return name != "" and name[0] != "/" and "//" not in name and name.isprintable()

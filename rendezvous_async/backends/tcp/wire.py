@@ -144,12 +144,16 @@ class Unfollow(_Message, frozen=True, tag=14):
 
 
 class OpenSession(_Message, frozen=True, tag=15):
-    """Open a session, and with ``writes`` make its first commit; a put under ``OWN`` belongs to the new session."""
+    """Open a session, with ``writes`` make its first commit, and with ``names`` start a watch on how things stand then.
+
+    A put under ``OWN`` belongs to the new session. The watch has the id of this request.
+    """
 
     id: int
     ttl: float
     writes: tuple[Put | Delete, ...] = ()
     when: tuple[Condition, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 class KeepAlive(_Message, frozen=True, tag=16):
@@ -203,12 +207,13 @@ class Changed(_Message, frozen=True, tag=33):
 
 
 class Opened(_Message, frozen=True, tag=34):
-    """The session is open, whether its first commit has won or lost."""
+    """The session is open, whether its first commit has won or lost; the listing is what its watch shows first."""
 
     id: int
     session: str
     ttl: float
     commit: Commit | None = None
+    listing: Listing | None = None
 
 
 class Done(_Message, frozen=True, tag=35):
