@@ -71,7 +71,11 @@ REQUESTS: tuple[wire.Request, ...] = (
     wire.Unfollow(4),
     wire.OpenSession(5, 5.0),
     wire.OpenSession(
-        5, 5.0, (Put("rendezvous_async/run/key", b"value", OWN),), (Condition("rendezvous_async/run/key", None),)
+        5,
+        5.0,
+        (Put("rendezvous_async/run/key", b"value", OWN),),
+        (Condition("rendezvous_async/run/key", None),),
+        ("rendezvous_async/run/state", "rendezvous_async/run/seats/node"),
     ),
     wire.KeepAlive(6, "epoch.1"),
     wire.Resume(7, "epoch.1"),
@@ -93,7 +97,7 @@ ANSWERS: tuple[wire.Message, ...] = (
     wire.Committed(3, Commit(False, _TOKEN, (_ENTRY,))),
     wire.Changed(4, Listing((Entry("rendezvous_async/run/key", None, _TOKEN),), _TOKEN, complete=False)),
     wire.Opened(5, "epoch.1", 5.0),
-    wire.Opened(5, "epoch.1", 5.0, Commit(True, _TOKEN)),
+    wire.Opened(5, "epoch.1", 5.0, Commit(True, _TOKEN), Listing((_ENTRY,), _TOKEN)),
     wire.Done(6),
     wire.Failed(7, wire.FAILED_DENIED, "no"),
 )

@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import pytest
@@ -424,6 +425,23 @@ class ForgetsWhatWasGivenUp(MemoryBackend):
         return begun
 
 
+class PreparesForTheFutureOnly(MemoryBackend):
+    def _prepare_watch(self, names: tuple[str, ...]) -> Watch:
+        return self._watch(names, self.server.table.token)
+
+
+class EndsTheWatchWithItsFirstSession(MemoryBackend):
+    async def _begin(self, *args: Any) -> tuple[Session, Commit | None]:
+        begun = await super()._begin(*args)
+        try:
+            await checkpoint()
+        except BaseException:
+            if args[-1] is not None:
+                await args[-1].aclose()
+            raise
+        return begun
+
+
 BROKEN: list[tuple[str, type[MemoryBackend] | type[Table]]] = [
     ("create_if_absent", IgnoresConditions),
     ("a_commit_is_all_or_nothing", ChecksOnlyTheFirstCondition),
@@ -466,6 +484,8 @@ BROKEN: list[tuple[str, type[MemoryBackend] | type[Table]]] = [
     ("a_session_begins_with_its_first_commit", BeginsWithNobodysKeys),
     ("a_session_begins_with_its_first_commit", BeginsUnconditionally),
     ("a_session_that_is_given_up_leaves_nothing", ForgetsWhatWasGivenUp),
+    ("a_session_begins_with_its_watch", PreparesForTheFutureOnly),
+    ("a_watch_outlives_a_session_that_is_given_up", EndsTheWatchWithItsFirstSession),
 ]
 
 

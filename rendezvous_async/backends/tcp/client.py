@@ -92,7 +92,12 @@ class TcpBackend(Backend):
         sent_at = clock.now()
         id = self._channel.next_id()
         names = watch.start_with(id, sent_at) if isinstance(watch, _TcpWatch) else ()
-        opened = await self._call(id, wire.OpenSession(id, ttl, writes, when, names), wire.Opened, patience)
+        try:
+            opened = await self._call(id, wire.OpenSession(id, ttl, writes, when, names), wire.Opened, patience)
+        except BaseException:
+            if names and isinstance(watch, _TcpWatch):
+                watch.prepare_again()
+            raise
         session = _TcpSession(opened.session, opened.ttl, sent_at, self)
         self._channel.keep_session(session)
         if opened.commit is not None:
@@ -144,7 +149,7 @@ class TcpBackend(Backend):
 
     def _watch(self, names: tuple[str, ...], after: Token | None) -> Watch:
         watch = _TcpWatch(self._channel, names, after)
-        self._channel.follow(watch)
+        watch.start()
         return watch
 
     def _prepare_watch(self, names: tuple[str, ...]) -> Watch:
@@ -182,7 +187,10 @@ class _TcpSession(Session):
 
 
 class _TcpWatch(Watch):
-    """Gathers what is pushed until the reader comes: of each key the newest entry."""
+    """Gathers what is pushed until the reader comes: of each key the newest entry.
+
+    It is prepared before it is started, and parked if its reader does not come for long; a read ends both.
+    """
 
     def __init__(self, channel: Channel, names: tuple[str, ...], after: Token | None) -> None:
         super().__init__(after)
@@ -193,6 +201,7 @@ class _TcpWatch(Watch):
         self._news_token: Token | None = None
         self._news_complete = False
         self._unread = 0
+        self._prepared = True
         self._parked = False
         self._is_current = False
         self._current_at = clock.now()
@@ -216,8 +225,7 @@ class _TcpWatch(Watch):
             error, self._error = self._error, None
             fail(error)
         if self._parked:
-            self._parked = False
-            self._channel.follow(self)
+            self.start()
         return True
 
     async def _next(self) -> Listing:
@@ -232,9 +240,8 @@ class _TcpWatch(Watch):
             if self._error is not None:
                 error, self._error = self._error, None
                 raise error
-            if self._parked:
-                self._parked = False
-                self._channel.follow(self)
+            if self._parked or self._prepared:
+                self.start()
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -261,10 +268,23 @@ class _TcpWatch(Watch):
         if settled is not None:
             take(settled)
 
+    def start(self) -> None:
+        """Ask for news, from where the reader stands."""
+        self._prepared = self._parked = False
+        self._channel.follow(self)
+
     def start_with(self, id: int, sent_at: float) -> tuple[str, ...]:
-        """Let it be started by the request with this id, which is sent now; returns the names."""
+        """Let it be started by the request with this id, which is sent now; returns the names, none if it has been."""
+        if not self._prepared or self._ended:
+            return ()
+        self._prepared = False
         self._channel.follow_with(id, self, sent_at)
         return self._names
+
+    def prepare_again(self) -> None:
+        """Undo ``start_with``: nobody waits for the answer that its first listing would come with."""
+        self._prepared = True
+        self._channel.unfollow(self)
 
     # What the channel calls.
 

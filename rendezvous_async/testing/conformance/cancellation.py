@@ -11,7 +11,7 @@ from functools import partial
 import anyio
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
-from rendezvous_async.backends.base import OWN, Backend, Delete, Put
+from rendezvous_async.backends.base import OWN, Backend, Delete, Put, Session, Watch
 from rendezvous_async.clock import Patience
 from rendezvous_async.testing.conformance.check import (
     TTL,
@@ -138,6 +138,28 @@ async def a_session_that_is_given_up_leaves_nothing(run: Run) -> None:
             await reader.until("no key of a session", partial(dict.__eq__, {"mark": b"%d" % turns}))
         await expect_usable(backend, other)
         expect_same([entry.key for entry in (await other.list("")).entries], ["mark"], "the keys that are left")
+
+
+@Check
+async def a_watch_outlives_a_session_that_is_given_up(run: Run) -> None:
+    """The watch of a begin() that was cancelled at any point can be handed to another one, and misses nothing."""
+    async with run.client() as backend, run.client() as other:
+        for turns in TURNS:
+            value = b"%d" % turns
+            await other.commit(Put("a/old", value))
+            async with backend.prepare_watch("a/") as watch:
+                reader = Reader(watch, "a/")
+
+                async def begin(watch: Watch = watch) -> Session:
+                    return (await backend.begin(2 * WAIT, Patience(WAIT, "begin"), watch=watch))[0]
+
+                await give_up(begin, turns)
+                session = await begin()
+                await reader.until_value("a/old", value)
+                await other.commit(Put("a/new", value))
+                await reader.until_value("a/new", value)
+                await session.aclose()
+        await expect_usable(backend, other)
 
 
 @Check

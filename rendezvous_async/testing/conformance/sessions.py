@@ -110,6 +110,25 @@ async def a_session_begins_with_its_first_commit(run: Run) -> None:
 
 
 @Check
+async def a_session_begins_with_its_watch(run: Run) -> None:
+    """A prepared watch shows what is there, the first commit and what comes, also if it is read without begin()."""
+    async with run.client() as backend, run.client() as other:
+        await other.commit(Put("a/old", b"0"))
+        async with backend.prepare_watch("a/", "mark") as watch:
+            reader = Reader(watch, "a/", "mark")
+            patience = Patience(WAIT, "begin")
+            session, commit = await backend.begin(20, patience, Put("a/new", b"1", OWN), when=[ABSENT], watch=watch)
+            await other.commit(Put("mark", b"2"))
+            wanted = {"a/old": b"0", "mark": b"2"} | ({} if commit is None else {"a/new": b"1"})
+            await reader.until("all that was put", partial(dict.__eq__, wanted))
+            await session.aclose()
+            await other.commit(Delete("a/old"))
+            await reader.until("the deletions", partial(dict.__eq__, {"mark": b"2"}))
+        async with backend.prepare_watch("mark") as watch:
+            await Reader(watch, "mark").until_value("mark", b"2")
+
+
+@Check
 async def anyone_can_end_a_session(run: Run) -> None:
     """end_session() by another client deletes the keys at once, its owner learns of it; an unknown id is no error."""
     async with run.client() as backend, run.client() as other:

@@ -137,6 +137,7 @@ async def test_a_restricted_secret_opens_its_runs_alone() -> None:
                 lambda: foreign.commit(Put("key", b"")),
                 lambda: foreign.commit(Delete("")),
                 lambda: foreign.begin(10, Patience(10, "begin"), Put("key", b"", OWN)),
+                lambda: foreign.begin(10, Patience(10, "begin"), watch=foreign.prepare_watch("key")),
                 lambda: own.commit(Put("key", b"", other.id)),
                 lambda: own.end_session(other.id),
                 lambda: anext(foreign.watch("key")),

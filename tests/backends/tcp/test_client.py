@@ -7,7 +7,7 @@ import random
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import pytest
@@ -197,6 +197,69 @@ async def test_a_session_that_is_given_up_at_any_moment_ends() -> None:
                 await session.aclose()
             await backend.get("key")  # It is answered after the opening of a session that was given up.
             await eventually(lambda: not server.table.sessions and not backend._channel._errands)
+
+
+@pytest.mark.parametrize("way", ["to_client", "to_server"])
+async def test_a_watch_that_starts_with_a_session_survives_a_lost_connection(
+    way: Literal["to_client", "to_server"],
+) -> None:
+    async with behind_proxy() as (server, proxy, backend), connected(server.endpoint) as other:
+        await other.commit(Put("key", b"before"))
+        proxy.lose_next(way)
+        async with backend.prepare_watch("key", "mine") as watch:
+            with anyio.fail_after(WAIT):
+                session, commit = await backend.begin(60, Patience(WAIT, "open"), Put("mine", b"", OWN), watch=watch)
+            assert commit is not None
+            assert commit.won
+            assert await read(watch) == {"key": b"before", "mine": b""}
+            await eventually(lambda: len(server.fanout) == 2)  # the names of one watch, on the connection that is left
+            proxy.cut()
+            await other.commit(Put("key", b"after"))
+            assert await read(watch) == {"key": b"after"}
+            await session.aclose()
+            assert await read(watch) == {"mine": None}
+        await eventually(lambda: len(server.fanout) == 0)
+
+
+async def test_a_watch_of_a_session_that_is_given_up_is_none_of_the_servers() -> None:
+    async with behind_proxy() as (server, proxy, backend):
+        await backend.get("key")
+        proxy.stall()
+        async with backend.prepare_watch("key") as watch:
+            with pytest.raises(RendezvousConnectionError):
+                await backend.begin(60, Patience(0.01, "open"), watch=watch)
+            proxy.go_on()
+            await backend.get("key")
+            assert len(server.fanout) == 0
+            await backend.commit(Put("key", b"1"))
+            await backend.begin(60, Patience(WAIT, "open"), watch=watch)
+            await backend.begin(60, Patience(WAIT, "open"), watch=watch)  # it has been started
+            assert len(server.fanout) == 1
+            assert await read(watch) == {"key": b"1"}
+        assert not backend._channel._followers
+
+
+async def test_a_call_that_is_impatient_does_not_wait_for_the_patient() -> None:
+    """One timer serves all calls of a connection: each must end at its own time, whatever came before it."""
+    async with behind_proxy() as (_, proxy, backend):
+        await backend.get("key")
+        proxy.stall()
+        ended: list[float] = []
+
+        async def call(seconds: float) -> None:
+            with pytest.raises(RendezvousConnectionError):
+                await backend.commit(Put("key", b""), patience=Patience(seconds, "call"))
+            ended.append(seconds)
+
+        with anyio.fail_after(WAIT):
+            async with anyio.create_task_group() as group:
+                for seconds in (2 * WAIT, 0.1, 0.05, 0.2):
+                    group.start_soon(call, seconds)
+                    await anyio.lowlevel.checkpoint()
+                await eventually(lambda: len(ended) == 3)
+                group.cancel_scope.cancel()
+        assert ended == [0.05, 0.1, 0.2]
+        proxy.go_on()
 
 
 async def test_a_session_whose_answer_comes_with_the_cancellation_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,17 +245,34 @@ async def test_a_newer_connection_of_a_client_ends_the_older_one() -> None:
         (wire.OpenSession(1, 5.0, (Put("run/a", b"", OWN),), (Condition("/a", None),)), wire.FAILED_INVALID),
         (wire.OpenSession(1, 5.0, (Put("run/a", b"", OWN),) * (FIRST_WRITES + 1)), wire.FAILED_LIMIT),
         (wire.OpenSession(1, 5.0, (), (Condition("run/a", None),) * (FIRST_WRITES + 1)), wire.FAILED_LIMIT),
+        (wire.OpenSession(1, 5.0, (Put("run/a", b"", OWN),), (), ("run//a",)), wire.FAILED_INVALID),
+        (wire.OpenSession(1, 5.0, (Put("run/a", b"", OWN),), (), ("run/a",) * 100), wire.FAILED_LIMIT),
+        (wire.OpenSession(1, 5.0, (Put("run/a", b"", OWN),), (), ("run/" + "a" * 2000,)), wire.FAILED_LIMIT),
         (wire.Transact(1, 1, 0, (Put("run/a", b"", OWN),), ()), wire.FAILED_SESSION),
     ],
 )
 async def test_a_session_begins_as_it_should_or_not_at_all(request_: wire.Request, code: str) -> None:
-    async with serve(port=0) as server, RawClient.connect(server.endpoint) as peer:
+    limits = Limits(writes=2 * FIRST_WRITES - 30, watched=2000)
+    async with serve(port=0, limits=limits) as server, RawClient.connect(server.endpoint) as peer:
         await peer.greet()
         peer.send(request_)
         failed = await peer.read()
         assert isinstance(failed, wire.Failed)
         assert failed.code == code
-        assert (server.table.sessions, len(server.table)) == (0, 0)
+        assert (server.table.sessions, len(server.table), len(server.fanout)) == (0, 0, 0)
+
+
+async def test_a_watch_that_starts_with_a_session_counts_as_any_other() -> None:
+    async with serve(port=0, limits=Limits(watches=1)) as server, RawClient.connect(server.endpoint) as peer:
+        await peer.greet()
+        peer.send(wire.OpenSession(1, 5.0, names=("run/a",)), wire.Follow(2, ("run/b",), None))
+        assert isinstance(await peer.read(), wire.Opened)
+        assert isinstance(await peer.read(), wire.Failed)
+        peer.send(wire.Unfollow(1), wire.OpenSession(3, 5.0, names=("run/b",)))
+        assert isinstance(await peer.read(), wire.Opened)
+        peer.send(wire.OpenSession(3, 5.0, names=("run/c",)))
+        assert await refusal(peer) == wire.REFUSED_PROTOCOL  # a second watch with this id
+        assert server.table.sessions == 2
 
 
 async def test_a_commit_that_loses_is_told_of_each_key_once() -> None:
@@ -269,22 +286,22 @@ async def test_a_commit_that_loses_is_told_of_each_key_once() -> None:
         assert [entry.key for entry in lost.commit.entries] == ["run/a"]
 
 
-@pytest.mark.parametrize("begins", [False, True])
-async def test_an_answer_to_a_commit_that_is_too_long_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, begins: bool
-) -> None:
+@pytest.mark.parametrize("does", ["begins", "watches", "commits"])
+async def test_an_answer_that_is_too_long_is_an_error(monkeypatch: pytest.MonkeyPatch, does: str) -> None:
     monkeypatch.setattr(wire, "MAX_ANSWER", 500)
     async with serve(port=0) as server, RawClient.connect(server.endpoint) as peer:
         await peer.greet()
         when = (Condition("run/a", None),)
         peer.send(wire.Transact(1, 1, 0, (Put("run/a", b"x" * 1000),), ()))
         assert isinstance(await peer.read(), wire.Committed)
-        begin, commit = wire.OpenSession(2, 5.0, (Put("run/b", b"", OWN),), when), wire.Transact(2, 2, 1, (), when)
-        peer.send(begin if begins else commit)
+        begin = wire.OpenSession(2, 5.0, (Put("run/b", b"", OWN),), when)
+        watch, commit = wire.OpenSession(2, 5.0, names=("run/",)), wire.Transact(2, 2, 1, (), when)
+        asked: dict[str, wire.Request] = {"begins": begin, "watches": watch, "commits": commit}
+        peer.send(asked[does])
         failed = await peer.read()
         assert isinstance(failed, wire.Failed)
         assert failed.code == wire.FAILED_LIMIT
-        assert server.table.sessions == 0
+        assert (server.table.sessions, len(server.fanout)) == (0, 0)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -297,7 +314,7 @@ async def test_random_bytes_harm_nobody_else(seed: int) -> None:
             wire.Get(1, "run/a"),
             wire.Transact(2, 1, 0, (Put("run/a", b"v", None),), ()),
             wire.Follow(3, ("run/",), None),
-            wire.OpenSession(4, 5.0, (Put("run/b", b"v", OWN),), (Condition("run/b", None),)),
+            wire.OpenSession(4, 5.0, (Put("run/b", b"v", OWN),), (Condition("run/b", None),), ("run/",)),
             wire.KeepAlive(5, "none"),
         )
     ]

@@ -28,7 +28,9 @@ requests = st.one_of(
     st.builds(wire.Transact, ids, ids, ids, writes.map(tuple), conditions.map(tuple)),
     st.builds(wire.Follow, ids, st.lists(names, max_size=3).map(tuple), st.none() | tokens),
     st.builds(wire.Unfollow, ids),
-    st.builds(wire.OpenSession, ids, st.floats(0, 100), writes.map(tuple), conditions.map(tuple)),
+    st.builds(
+        wire.OpenSession, ids, st.floats(0, 100), writes.map(tuple), conditions.map(tuple), st.lists(names).map(tuple)
+    ),
     st.builds(wire.KeepAlive, ids, names),
     st.builds(wire.Resume, ids, names),
     st.builds(wire.EndSession, ids, names),
@@ -43,7 +45,7 @@ answers = st.one_of(
     st.builds(wire.Listed, ids, listings),
     st.builds(wire.Committed, ids, commits),
     st.builds(wire.Changed, ids, st.none() | listings),
-    st.builds(wire.Opened, ids, names, st.floats(0, 100), st.none() | commits),
+    st.builds(wire.Opened, ids, names, st.floats(0, 100), st.none() | commits, st.none() | listings),
     st.builds(wire.Done, ids),
     st.builds(wire.Failed, ids, names, names),
 )
