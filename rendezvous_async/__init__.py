@@ -16,10 +16,10 @@ A map of the package, from the inside out; imports go only this way:
 * ``core``: what to do, as pure values and functions (records, rules of a round, ranks, diagnosis)
 * ``backends``: where state lives (memory, tcp, etcd, file), as bytes behind fencing tokens
 * ``addresses``: how others reach this machine
-* ``view``, ``control``: what a node sees of a run; what anybody can do to it
+* ``participant``, ``view``, ``control``: a node as it takes part; what it sees of a run; what anybody can do to it
 * ``coordinator``, ``store``: folding the roster into rounds; a round's own key-value store
-* ``membership``, ``world``, ``owner``, ``handler``: a node's session, its round, the owner of all tasks, and the
-  rendezvous as a user holds it
+* ``membership``, ``world``, ``owner``, ``handler``, ``connecting``: a node's session, its round, the owner of all
+  tasks, the rendezvous as a user holds it, and how to get one
 * ``sync``, ``torchrun``, ``plugin``: the classic's blocking interface; torch's handler over it; where torchrun finds it
 * ``cli``, ``testing``: the ``rdzv`` command; the simulator and the conformance kit
 """
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         Watch,
     )
     from rendezvous_async.backends.tcp import serve
+    from rendezvous_async.connecting import connect
     from rendezvous_async.core.diagnosis import Status
     from rendezvous_async.core.rules import Change
     from rendezvous_async.core.state import Member
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
         RendezvousTimeoutError,
     )
     from rendezvous_async.events import Event, EventKind
-    from rendezvous_async.handler import Rendezvous, connect
+    from rendezvous_async.handler import Rendezvous
     from rendezvous_async.settings import Settings, Timeouts
     from rendezvous_async.store import Store
     from rendezvous_async.world import World
@@ -114,6 +115,7 @@ _HOMES = {
         "Watch",
     ),
     "backends.tcp": ("serve",),
+    "connecting": ("connect",),
     "core.diagnosis": ("Status",),
     "core.rules": ("Change",),
     "core.state": ("Member",),
@@ -132,10 +134,7 @@ _HOMES = {
         "Event",
         "EventKind",
     ),
-    "handler": (
-        "Rendezvous",
-        "connect",
-    ),
+    "handler": ("Rendezvous",),
     "settings": (
         "Settings",
         "Timeouts",

@@ -13,7 +13,6 @@ another try.
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Iterator, Sequence
 
 import anyio
@@ -51,6 +50,7 @@ from rendezvous_async.core.state import (
 )
 from rendezvous_async.core.tally import Tally
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
+from rendezvous_async.participant import Participant
 from rendezvous_async.settings import Settings
 from rendezvous_async.view import View
 
@@ -88,11 +88,8 @@ class Coordinator:
     Args:
         backend: The run's.
         session: This node's; the post is bound to it.
-        node: This node's id.
-        settings: This node's; it campaigns only for a run that has the same.
+        who: This node; it campaigns only for a run that has its settings.
         view: What this node sees of the run.
-        rng: For attempt ids and delays.
-        call_timeout: For each call to the backend, in seconds.
         on_duty: Told True when this node takes the post, False when it gives it up.
     """
 
@@ -100,24 +97,18 @@ class Coordinator:
         self,
         backend: Backend,
         session: Session,
-        node: str,
-        settings: Settings,
+        who: Participant,
         view: View,
-        rng: random.Random,
-        call_timeout: float,
         on_duty: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self._backend = backend
         self._session = session
-        self._node = node
-        self._settings = settings
+        self._who = who
         self._view = view
-        self._rng = rng
-        self._call_timeout = call_timeout
         self._on_duty = on_duty
 
     def __repr__(self) -> str:
-        return f"<Coordinator node={self._node!r} run={self._backend.run_id!r}>"
+        return f"<Coordinator node={self._who.node!r} run={self._backend.run_id!r}>"
 
     @property
     def post(self) -> Token | None:
@@ -133,50 +124,49 @@ class Coordinator:
             try:
                 await _Duty(self, post).fold()
             except RendezvousError as error:
-                _log.warning("node %s gives up coordinating run %s: %s", self._node, self._backend.run_id, error)
+                _log.warning("node %s gives up coordinating run %s: %s", self._who.node, self._backend.run_id, error)
             except Exception:
-                _log.exception("node %s fails to coordinate run %s; please report", self._node, self._backend.run_id)
+                _log.exception(
+                    "node %s fails to coordinate run %s; please report", self._who.node, self._backend.run_id
+                )
             finally:
                 self._on_duty(False)
             await self._resign(post)
-            await anyio.sleep(RETRY_AFTER * (1 + self._rng.random()))
+            await anyio.sleep(RETRY_AFTER * (1 + self._who.rng.random()))
 
     async def _campaign(self) -> Token:
         """Wait for the post to be vacant, and take it."""
         while True:
-            while (post := self.post) is None and not _may_campaign(self._view, self._settings):
+            while (post := self.post) is None and not _may_campaign(self._view, self._who.settings):
                 await self._view.changed.wait()
             if post is not None:
                 return post
             size = 0 if self._view.head is None else self._view.head.size
-            await anyio.sleep(self._rng.uniform(0, min(size * CAMPAIGN_SPREAD, MAX_CAMPAIGN_SPREAD)))
-            if not _may_campaign(self._view, self._settings):
+            await anyio.sleep(self._who.rng.uniform(0, min(size * CAMPAIGN_SPREAD, MAX_CAMPAIGN_SPREAD)))
+            if not _may_campaign(self._view, self._who.settings):
                 continue
-            put = claim(self._node, self._session.id)
+            put = claim(self._who.node, self._session.id)
             try:
                 commit = await self._call("campaign", put, when=[Condition(COORDINATOR, None)])
             except RendezvousConnectionError:
-                await anyio.sleep(RETRY_AFTER * (1 + self._rng.random()))
+                await anyio.sleep(RETRY_AFTER * (1 + self._who.rng.random()))
                 continue
             entries = (put.entry(commit.token),) if commit.won else commit.entries
             self._view.hear(entries)
             if not commit.won and not entries:
                 await self._view.changed.wait()
 
-    def _fresh_id(self) -> str:
-        return f"{self._rng.getrandbits(64):016x}"
-
     async def _resign(self, post: Token) -> None:
         """Give the post back, if it is still held: somebody else may do better."""
         try:
             await self._call("resign", Delete(COORDINATOR), when=[Condition(COORDINATOR, post)])
         except RendezvousError as error:
-            _log.debug("node %s could not give the post back: %s", self._node, error)
+            _log.debug("node %s could not give the post back: %s", self._who.node, error)
 
     async def _call(self, what: str, *writes: Write, when: Sequence[Condition]) -> Commit:
         if clock.now() >= self._session.deadline:
             raise RendezvousConnectionError(f"{what}: this node's session is over by its own clock")
-        return await self._backend.commit(*writes, when=when, patience=Patience(self._call_timeout, what))
+        return await self._backend.commit(*writes, when=when, patience=Patience(self._who.timeouts.heartbeat, what))
 
 
 class _StandDown(Exception):
@@ -190,7 +180,7 @@ class _Duty:
         self._own = coordinator
         self._backend = coordinator._backend
         self._view = coordinator._view
-        self._timeout = coordinator._call_timeout
+        self._timeout = coordinator._who.timeouts.heartbeat
         self._post = post
         self._state: Token
         self._tally: Tally
@@ -210,7 +200,7 @@ class _Duty:
                         self._take(await anext(roster))
                     await self._work(roster)
         except _StandDown as reason:
-            _log.info("node %s no longer coordinates run %s: %s", self._own._node, self._backend.run_id, reason)
+            _log.info("node %s no longer coordinates run %s: %s", self._own._who.node, self._backend.run_id, reason)
 
     async def _take_over(self) -> None:
         """Take the head as it was pushed, and read the seats; the roster comes after: each as new as the one before.
@@ -226,7 +216,7 @@ class _Duty:
 
     async def _work(self, roster: Watch) -> None:
         """Do step after step; returns when the round was replaced by somebody else, and all must be read again."""
-        attempt = self._own._fresh_id()
+        attempt = self._own._who.fresh_id()
         while self._follow():
             now = clock.now()
             decision, notes = step(self._tally, self._notes, now, attempt)
@@ -241,7 +231,7 @@ class _Duty:
                     if not await self._form(form):
                         return
                     self._notes = notes
-                    attempt = self._own._fresh_id()
+                    attempt = self._own._who.fresh_id()
 
     def _follow(self) -> bool:
         """Adopt what others wrote to the head: a close. False if it is of another attempt."""
@@ -258,7 +248,7 @@ class _Duty:
     def _known_head(self) -> tuple[Token, Head]:
         """Return the head as this node sees it, and its token."""
         token, head = self._view.token(STATE), self._view.head
-        if token is None or head is None or head.settings != self._own._settings:
+        if token is None or head is None or head.settings != self._own._who.settings:
             raise _StandDown("the run's state is gone, or of other settings")
         return token, head
 

@@ -1,4 +1,4 @@
-"""The rendezvous as a user holds it: connect, join, leave, close.
+"""The rendezvous as a user holds it: join, leave, close.
 
 ``join`` runs in the user's task and only waits: the session, the watch and the coordinator are tasks of the
 rendezvous's ``Owner``, which also cleans up.
@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import random
-import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -23,7 +20,6 @@ from rendezvous_async.backends import start_backend
 from rendezvous_async.backends.base import Backend
 from rendezvous_async.clock import answer_within
 from rendezvous_async.control import close_run, evict_node, read_status
-from rendezvous_async.core.codec import decode, encode
 from rendezvous_async.core.diagnosis import Status
 from rendezvous_async.core.rules import Change, Joined, Mismatch, Pending, Shut, admit
 from rendezvous_async.core.state import STATE, Last, Node
@@ -34,122 +30,21 @@ from rendezvous_async.errors import (
     RendezvousGracefulExitError,
     RendezvousSessionError,
     RendezvousSettingsError,
-    RendezvousStateError,
     RendezvousTimeoutError,
 )
-from rendezvous_async.events import Event, EventKind, Events
+from rendezvous_async.events import Event, EventKind
 from rendezvous_async.membership import Membership
 from rendezvous_async.owner import Owner
-from rendezvous_async.settings import Endpoint, Settings, Timeouts, check_id, check_seconds, parse_endpoint, parse_nodes
+from rendezvous_async.participant import Participant
+from rendezvous_async.settings import Endpoint
 from rendezvous_async.world import World
 
-__all__ = ["Rendezvous", "connect"]
+__all__ = ["Rendezvous"]
 
 _log = logging.getLogger(__name__)
 
 FIRST_RETRY = 0.05
 LAST_RETRY = 1.0
-
-
-def connect(
-    endpoint: str | Endpoint | None = None,
-    *,
-    run_id: str,
-    nodes: int | str | tuple[int, int],
-    timeouts: Timeouts | None = None,
-    keep_alive_interval: float = 1.0,
-    keep_alive_max_attempt: int = 5,
-    ranks: str = "sticky",
-    address: str | None = None,
-    labels: Mapping[str, str] | None = None,
-    secret: str | bytes | None = None,
-    tls: Any = None,
-    backend: Backend | None = None,
-    node: str | None = None,
-    rng: random.Random | None = None,
-    **options: Any,
-) -> Rendezvous:
-    """Return a rendezvous to be entered with ``async with``; nothing is sent before the first call.
-
-    Args:
-        endpoint: Where the run's state lives, for example ``tcp://head:29400``.
-        run_id: Which run; nodes with the same run id meet.
-        nodes: How many: a count, ``"min:max"`` or ``(min, max)``.
-        timeouts: How long to wait for what.
-        keep_alive_interval: Seconds between keep-alives.
-        keep_alive_max_attempt: So many keep-alives in a row must fail before the others count this node as lost.
-        ranks: ``sticky``, ``sorted`` or ``label:<name>``.
-        address: How other members reach this node; by default the host's name.
-        labels: What this node says about itself.
-        secret: Shared secret of the backend, if it has one.
-        tls: TLS settings of the backend, if it uses TLS.
-        backend: An open backend to use instead of an endpoint; it stays open.
-        node: This node's id; by default ``host_pid_8hex``.
-        rng: Where random ids and delays come from; for tests that must repeat.
-        **options: The endpoint's options, the same as in its query string.
-
-    Raises:
-        ValueError: An argument is wrong; its value is in the text.
-    """
-    timeouts = Timeouts() if timeouts is None else timeouts
-    low, high = parse_nodes(nodes)
-    settings = Settings(low, high, ranks, timeouts.last_call, timeouts.regroup_seconds)
-    check_seconds("keep_alive_interval", keep_alive_interval)
-    attempts: object = keep_alive_max_attempt
-    if isinstance(attempts, bool) or not isinstance(attempts, int) or not 2 <= attempts <= 1000:
-        raise ValueError(f"keep_alive_max_attempt must be a count from 2 to 1000, not {keep_alive_max_attempt!r}")
-    labels = dict(labels or {})
-    if settings.label is not None and settings.label not in labels:
-        raise ValueError(f"ranks={ranks!r} needs the label {settings.label!r} on every node, not {labels!r}")
-    if (endpoint is None) == (backend is None):
-        raise ValueError(f"connect needs an endpoint or a backend, and not both; the endpoint is {endpoint!r}")
-    if endpoint is not None and not isinstance(endpoint, Endpoint):
-        endpoint = parse_endpoint(endpoint)
-    check_id("run_id", run_id)
-    if backend is not None and backend.run_id != run_id:
-        raise ValueError(f"run_id is {run_id!r}, but the backend is open for run {backend.run_id!r}")
-    rng = random.Random() if rng is None else rng
-    if node is None:
-        node = f"{socket.gethostname()}_{os.getpid()}_{rng.getrandbits(32):08x}"
-    check_id("node", node)
-    identity = Node(
-        arrival="",
-        fingerprint=settings.fingerprint,
-        address=socket.gethostname() if address is None else address,
-        labels=labels,
-    )
-    _check_identity(identity)
-    given = {"secret": secret, "tls": tls}
-    useless = sorted({name for name, value in given.items() if value is not None} | set(options))
-    if backend is not None and useless:
-        raise ValueError(f"an open backend has its options already; connect has no use for {', '.join(useless)}")
-    if isinstance(endpoint, Endpoint) and endpoint.scheme == "tcp" and "linger" not in endpoint.options:
-        options.setdefault("linger", timeouts.close)  # A host waits for the others no longer than that.
-    options |= {name: value for name, value in given.items() if value is not None}
-    return Rendezvous(
-        endpoint=endpoint,
-        options=options,
-        backend=backend,
-        run_id=run_id,
-        node=node,
-        settings=settings,
-        timeouts=timeouts,
-        interval=float(keep_alive_interval),
-        ttl=keep_alive_interval * keep_alive_max_attempt,
-        identity=identity,
-        rng=rng,
-    )
-
-
-def _check_identity(identity: Node) -> None:
-    """Raise ValueError if other nodes could not read this one's record: they would pass it over, and it would wait."""
-    try:
-        decode(Node, encode(identity))
-    except (RendezvousStateError, TypeError) as error:
-        raise ValueError(
-            f"address and labels must be texts of at most 1024 characters, and at most 64 labels, not "
-            f"address={identity.address!r:.100} and labels={identity.labels!r:.200}: {error}"
-        ) from error
 
 
 class Rendezvous:
@@ -169,27 +64,18 @@ class Rendezvous:
         options: dict[str, Any],
         backend: Backend | None,
         run_id: str,
-        node: str,
-        settings: Settings,
-        timeouts: Timeouts,
-        interval: float,
-        ttl: float,
+        who: Participant,
         identity: Node,
-        rng: random.Random,
     ) -> None:
         self.run_id = run_id
-        self.node = node
-        self.settings = settings
+        self.node = who.node
+        self.settings = who.settings
         self.world: World | None = None
         self._endpoint = endpoint
         self._options = options
         self._backend = backend
-        self._timeouts = timeouts
-        self._interval = interval
-        self._ttl = ttl
+        self._who = who
         self._identity = identity
-        self._rng = rng
-        self._events = Events()
         self._joining = False
         self._until = math.inf
         self._record: Node | None = None
@@ -206,11 +92,11 @@ class Rendezvous:
             raise RuntimeError(f"{self!r} can be entered only once; call connect() again")
         self._owner = Owner(
             f"run {self.run_id!r}: node {self.node}",
-            self._timeouts,
+            self._who.timeouts,
             self._open_backend,
             self._backend,
             self._open_membership,
-            self._events.end,
+            self._who.events.end,
         )
         return self
 
@@ -243,7 +129,7 @@ class Rendezvous:
         try:
             world = await self._join(owner)
             self.world, self._reported = world, None
-            self._events.emit(EventKind.JOINED, world.round, f"rank {world.rank} of {world.size}")
+            self._who.events.emit(EventKind.JOINED, world.round, f"rank {world.rank} of {world.size}")
             return world
         finally:
             self._joining = False
@@ -256,7 +142,7 @@ class Rendezvous:
         if self._joining:
             raise RuntimeError(f"{self!r}: join() is under way; cancel it instead of leaving")
         await owner.see_through(owner.end_membership)
-        self._events.emit(EventKind.LEFT, 0 if self.world is None else self.world.round)
+        self._who.events.emit(EventKind.LEFT, 0 if self.world is None else self.world.round)
 
     async def close(self, reason: str = "") -> None:
         """Close the run, for everyone and for good; it is no error if it is closed already.
@@ -265,8 +151,8 @@ class Rendezvous:
             RendezvousConnectionError: The backend did not answer within ``timeouts.close``.
         """
         owner = await self._entered()
-        self._events.emit(EventKind.CLOSING, detail=reason)
-        with answer_within(self._timeouts.close, f"close run {self.run_id!r}"):
+        self._who.events.emit(EventKind.CLOSING, detail=reason)
+        with answer_within(self._who.timeouts.close, f"close run {self.run_id!r}"):
             backend = await owner.open_backend()
             await close_run(backend, reason, self.node, self.settings)
             state = await backend.get(STATE)
@@ -276,29 +162,29 @@ class Rendezvous:
     async def evict(self, node: str) -> bool:
         """Throw another node out; it learns that it is out, and may join again. False if it is not here."""
         owner = await self._entered()
-        with answer_within(self._timeouts.close, f"evict node {node!r}"):
+        with answer_within(self._who.timeouts.close, f"evict node {node!r}"):
             return await evict_node(await owner.open_backend(), node)
 
     async def status(self) -> Status:
         """Read how the run stands; ``str()`` of it explains itself."""
         owner = await self._entered()
-        with answer_within(self._timeouts.close, f"read the status of run {self.run_id!r}"):
+        with answer_within(self._who.timeouts.close, f"read the status of run {self.run_id!r}"):
             return await read_status(await owner.open_backend())
 
     def events(self) -> AsyncIterator[Event]:
         """Return what happens to this node from now on, until the rendezvous is left."""
-        return self._events.read()
+        return self._who.events.read()
 
     def listen(self, listener: Callable[[Event], None]) -> None:
         """Let ``listener`` be called with each event in the very moment that it happens; an error is logged."""
-        self._events.listen(listener)
+        self._who.events.listen(listener)
 
     # Joining
 
     async def _join(self, owner: Owner) -> World:
         """Join, each step bounded by ``self._until``: a cancel scope around them costs more than any of them."""
         self._record = None
-        self._until = clock.now() + self._timeouts.join
+        self._until = clock.now() + self._who.timeouts.join
         delay = FIRST_RETRY
         troubles: list[str] = []
         while True:
@@ -319,10 +205,10 @@ class Rendezvous:
             del troubles[:-5]
             now = clock.now()
             if self._until == math.inf:  # A spare that sees nothing cannot know that the world is full.
-                self._until = now + self._timeouts.join
+                self._until = now + self._who.timeouts.join
             if now >= self._until:
                 raise await self._timed_out(owner, troubles)
-            await anyio.sleep(min(delay * (0.5 + self._rng.random()), self._until - now))
+            await anyio.sleep(min(delay * (0.5 + self._who.rng.random()), self._until - now))
             delay = min(2 * delay, LAST_RETRY)
 
     async def _await_seat(self, owner: Owner, membership: Membership, record: Node) -> World | None:
@@ -354,7 +240,7 @@ class Rendezvous:
                     if spare:
                         self._until = math.inf
                     elif self._until == math.inf:
-                        self._until = clock.now() + self._timeouts.join
+                        self._until = clock.now() + self._who.timeouts.join
             # It also fires when the membership is over, by its own clock too.
             if not await view.changed.wait(None if self._until == math.inf else self._until - clock.now()):
                 return None
@@ -363,7 +249,7 @@ class Rendezvous:
         last = None if self.world is None else Last(self.world.round, self.world.rank)
         identity = self._identity
         return Node(
-            arrival=f"{self._rng.getrandbits(64):016x}",
+            arrival=self._who.fresh_id(),
             fingerprint=identity.fingerprint,
             last=last,
             address=identity.address,
@@ -372,11 +258,11 @@ class Rendezvous:
 
     async def _timed_out(self, owner: Owner, troubles: list[str]) -> RendezvousTimeoutError:
         """Return the error of a join that took too long, with what can be found out about why."""
-        message = f"run {self.run_id!r}: no round with node {self.node} formed within {self._timeouts.join:g} s"
+        message = f"run {self.run_id!r}: no round with node {self.node} formed within {self._who.timeouts.join:g} s"
         status: Status | None = None
         if owner.backend is not None:
             try:
-                with answer_within(self._timeouts.heartbeat, "read the status"):
+                with answer_within(self._who.timeouts.heartbeat, "read the status"):
                     status = await read_status(owner.backend)
             except RendezvousError as error:
                 troubles.append(str(error))
@@ -391,19 +277,7 @@ class Rendezvous:
     async def _open_membership(self, backend: Backend) -> Membership:
         assert self._owner is not None
         self._record = self._fresh_record()  # A new session is a new arrival.
-        membership = await Membership.open(
-            backend,
-            self._ttl,
-            self.node,
-            self.settings,
-            self._timeouts,
-            self._interval,
-            self._rng,
-            self._events,
-            self._owner.start,
-            self._record,
-            self._until,
-        )
+        membership = await Membership.open(backend, self._who, self._owner.start, self._record, self._until)
         membership.view.changed.call(partial(self._report, membership))
         return membership
 
@@ -418,11 +292,11 @@ class Rendezvous:
         else:
             change = None if world is None else world.change
         if change is not None and change is not self._reported:
-            self._events.emit(EventKind(change.value), 0 if world is None else world.round)
+            self._who.events.emit(EventKind(change.value), 0 if world is None else world.round)
             self._reported = change
         if membership.error is not None and membership is not self._lost:
             self._lost = membership
-            self._events.emit(EventKind.SESSION_LOST, detail=str(membership.error))
+            self._who.events.emit(EventKind.SESSION_LOST, detail=str(membership.error))
 
     async def _entered(self) -> Owner:
         if self._owner is None or self._owner.is_stopping:

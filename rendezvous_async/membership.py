@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeAlias
 
@@ -46,8 +45,8 @@ from rendezvous_async.errors import (
     RendezvousSettingsError,
     RendezvousStateError,
 )
-from rendezvous_async.events import EventKind, Events
-from rendezvous_async.settings import Settings, Timeouts
+from rendezvous_async.events import EventKind
+from rendezvous_async.participant import Participant
 from rendezvous_async.view import View
 
 __all__ = ["Membership", "Start"]
@@ -73,55 +72,26 @@ class Membership:
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        session: Session,
-        view: View,
-        node: str,
-        settings: Settings,
-        timeouts: Timeouts,
-        interval: float,
-        rng: random.Random,
-        events: Events,
-        start: Start,
-        founds: bool,
+        self, backend: Backend, session: Session, view: View, who: Participant, start: Start, founds: bool
     ) -> None:
         self.session = session
         self.view = view
         self.error: RendezvousError | None = None
         self._backend = backend
-        self._node = node
-        self._settings = settings
-        self._timeouts = timeouts
-        self._interval = interval
-        self._rng = rng
-        self._events = events
+        self._who = who
         self._start = start
         self._founds = founds
         self._record: Token | None = None
         self._arrival: str | None = None
         self._coordinator: Coordinator | None = None
         self._scopes: dict[anyio.CancelScope, None] = {}
-        self._due = clock.now() + interval
+        self._due = clock.now() + who.interval
         self._first = asyncio.get_running_loop().call_at(
             min(self._due, session.deadline), self._begin, self._keep_alive
         )
 
     @classmethod
-    async def open(
-        cls,
-        backend: Backend,
-        ttl: float,
-        node: str,
-        settings: Settings,
-        timeouts: Timeouts,
-        interval: float,
-        rng: random.Random,
-        events: Events,
-        start: Start,
-        record: Node,
-        until: float,
-    ) -> Membership:
+    async def open(cls, backend: Backend, who: Participant, start: Start, record: Node, until: float) -> Membership:
         """Open a session and the watch that goes with it.
 
         Where the backend can, the record is put in the same step, as if there were no run yet; ``arrive`` looks at what
@@ -130,17 +100,17 @@ class Membership:
         Raises:
             RendezvousConnectionError: No answer within ``timeouts.heartbeat``, or until then.
         """
-        founds = rng.random() * settings.min_nodes < FOUNDERS
-        view = View(node, backend)
-        writes, when = _arrival(view, node, OWN, None, record, settings, founds)
+        founds = who.rng.random() * who.settings.min_nodes < FOUNDERS
+        view = View(who.node, backend)
+        writes, when = _arrival(view, who, OWN, None, record, founds)
         try:
-            patience = Patience(min(timeouts.heartbeat, until - clock.now()), "open a session")
-            session, commit = await backend.begin(ttl, patience, *writes, when=when, watch=view.watch)
+            patience = who.patience("open a session", until)
+            session, commit = await backend.begin(who.ttl, patience, *writes, when=when, watch=view.watch)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await view.watch.aclose()
             raise
-        membership = cls(backend, session, view, node, settings, timeouts, interval, rng, events, start, founds)
+        membership = cls(backend, session, view, who, start, founds)
         if not view.is_fed:
             membership._begin(membership._follow)
         if commit is not None:
@@ -151,7 +121,7 @@ class Membership:
         return membership
 
     def __repr__(self) -> str:
-        return f"<Membership node={self._node!r} session={self.session.id}{'' if self.error is None else ' over'}>"
+        return f"<Membership node={self._who.node!r} session={self.session.id}{'' if self.error is None else ' over'}>"
 
     @property
     def is_out(self) -> bool:
@@ -200,7 +170,7 @@ class Membership:
             self.check()
             seen = (self._record, view.token(STATE), view.token(COORDINATOR))
             stands, head = self._arrival == record.arrival, view.head
-            if stands and head is not None and head.closed is None and head.settings == self._settings:
+            if stands and head is not None and head.closed is None and head.settings == self._who.settings:
                 break
             if view.loaded and (not stands or self._founds or head is not None):
                 await self._put(record, until)
@@ -208,16 +178,14 @@ class Membership:
                 self.check()
                 await self._wait_for_founder(until)
         self._look()
-        self._events.emit(EventKind.ARRIVED, head.round, record.arrival)
+        self._who.events.emit(EventKind.ARRIVED, head.round, record.arrival)
 
     async def _put(self, record: Node, until: float) -> None:
         """Put the record, with all that must be written first; if somebody was faster, the view has the news."""
         if self.view.head is not None:
             await self._check_head(self.view.head, until)
-        writes, when = _arrival(
-            self.view, self._node, self.session.id, self._record, record, self._settings, self._founds
-        )
-        patience = self._patience("arrive", until)
+        writes, when = _arrival(self.view, self._who, self.session.id, self._record, record, self._founds)
+        patience = self._who.patience("arrive", until)
         self._note(record, writes, await self._backend.commit(*writes, when=when, patience=patience))
 
     def _note(self, record: Node, writes: Sequence[Write], commit: Commit) -> None:
@@ -226,7 +194,7 @@ class Membership:
             self._record, self._arrival = commit.token, record.arrival
             self.view.hear(write.entry(commit.token) for write in writes if isinstance(write, Put))
         else:
-            mine = commit.entry(node_key(self._node))
+            mine = commit.entry(node_key(self._who.node))
             self._record = None if mine is None else mine.token
             # One that lost may have got through before, though its answer did not.
             stands = mine is not None and mine.value == encode(record) and mine.session == self.session.id
@@ -237,45 +205,43 @@ class Membership:
         """Wait until something has changed; if there is no run after a while, this node must found it."""
         left = until - clock.now()
         if left <= 0:
-            raise RendezvousConnectionError(f"node {self._node}: nothing is known of a run to arrive in")
+            raise RendezvousConnectionError(f"node {self._who.node}: nothing is known of a run to arrive in")
         lacks_run = self.view.loaded and self.view.head is None
-        patience = FOUND_AFTER * (1 + self._rng.random()) if lacks_run else math.inf
+        patience = FOUND_AFTER * (1 + self._who.rng.random()) if lacks_run else math.inf
         if not await self.view.changed.wait(min(patience, left)) and patience < left:
             self._founds = True
-
-    def _patience(self, what: str, until: float) -> Patience:
-        return Patience(min(self._timeouts.heartbeat, until - clock.now()), f"node {self._node}: {what}")
 
     async def end(self) -> bool:
         """End the session, so that nothing of this node is left behind; False if the backend could not be told."""
         try:
-            with answer_within(self._timeouts.close, f"node {self._node} leaves"):
+            with answer_within(self._who.timeouts.close, f"node {self._who.node} leaves"):
                 await self.abandon()
                 await self.session.aclose()
         except Exception as error:  # Whatever it is: to leave must not fail. It is tried again before a new session.
-            _log.warning("node %s could not say that it leaves: %s", self._node, error)
+            _log.warning("node %s could not say that it leaves: %s", self._who.node, error)
             return False
         return True
 
     async def abandon(self) -> None:
         """Stop all tasks and the watch, and say nothing: what this node wrote goes with its time, or its client."""
         if self.error is None:
-            self._stop(RendezvousSessionError(f"node {self._node} has left"))
+            self._stop(RendezvousSessionError(f"node {self._who.node} has left"))
         await self.view.watch.aclose()
 
     async def _check_head(self, head: Head, until: float) -> None:
         """Raise if this node cannot arrive under a head, also not by replacing its settings."""
         if head.closed is not None:
             raise RendezvousClosedError(head.closed.reason, head.closed.by, run_id=self._backend.run_id)
-        if head.settings == self._settings:
+        if head.settings == self._who.settings:
             return
-        with answer_within(*self._patience("read the roster", until)):
+        who = self._who
+        with answer_within(*who.patience("read the roster", until)):
             roster = await self._backend.list(NODES)
         others = [entry.key for entry in roster.entries if self._holds_to(head, entry)]
         if others:
             raise RendezvousSettingsError(
-                f"run {self._backend.run_id!r} was started with {head.settings.fingerprint!r}, node {self._node} has "
-                f"{self._settings.fingerprint!r}, and {len(others)} other nodes are here: use the same nodes, ranks "
+                f"run {self._backend.run_id!r} was started with {head.settings.fingerprint!r}, node {who.node} has "
+                f"{who.settings.fingerprint!r}, and {len(others)} other nodes are here: use the same nodes, ranks "
                 "and timeouts on all nodes, or another run id"
             )
 
@@ -284,7 +250,7 @@ class Membership:
 
         Others may have come in this moment, and find the same head: whoever replaces it first has its way.
         """
-        if entry.key == node_key(self._node):
+        if entry.key == node_key(self._who.node):
             return False
         try:
             return decode(Node, entry.value, entry.key).fingerprint == head.settings.fingerprint
@@ -310,7 +276,7 @@ class Membership:
                     if scope.cancel_called or current is None or current.cancelling():
                         raise
                     # Nobody has cancelled this task: the error is a call's, and must not end the owner.
-                    self.fail(RendezvousSessionError(f"node {self._node}: a call in the background was cancelled"))
+                    self.fail(RendezvousSessionError(f"node {self._who.node}: a call in the background was cancelled"))
                 finally:
                     del self._scopes[scope]
 
@@ -319,33 +285,35 @@ class Membership:
     def _fail_by(self, error: Exception) -> None:
         """End it because of an error in one of the tasks, or in what is done in their place."""
         if not isinstance(error, RendezvousError):
-            _log.error("node %s: a background task failed; please report this", self._node, exc_info=error)
-            cause, error = error, RendezvousSessionError(f"node {self._node}: a background task failed: {error!r}")
+            _log.error("node %s: a background task failed; please report this", self._who.node, exc_info=error)
+            cause, error = error, RendezvousSessionError(f"node {self._who.node}: a background task failed: {error!r}")
             error.__cause__ = cause
         self.fail(error)
 
     async def _keep_alive(self) -> None:
         """Send keep-alives, from the moment that the first is due; ends when this node's own clock says so."""
-        session, interval, due = self.session, self._interval, self._due
+        session, interval, due = self.session, self._who.interval, self._due
         while True:
             now = clock.now()
             if now - due > interval:
-                _log.warning("node %s: the event loop stalled for %.1f s: something blocks it", self._node, now - due)
-                self._events.emit(EventKind.STALLED, detail=f"{now - due:.3f} s")
+                _log.warning(
+                    "node %s: the event loop stalled for %.1f s: something blocks it", self._who.node, now - due
+                )
+                self._who.events.emit(EventKind.STALLED, detail=f"{now - due:.3f} s")
             if now >= session.deadline:
                 raise RendezvousSessionError(self._out_by_clock())
             due = now + interval  # From the sending: no answer within the interval, and the next one follows at once.
             try:
-                seconds = min(self._timeouts.heartbeat, interval, session.deadline - now)
+                seconds = min(self._who.timeouts.heartbeat, interval, session.deadline - now)
                 await session.keep_alive(Patience(seconds, "keep-alive"))
             except RendezvousConnectionError as error:
                 left = session.deadline - clock.now()
-                _log.warning("node %s: %s; out in %.1f s unless it comes back", self._node, error, left)
+                _log.warning("node %s: %s; out in %.1f s unless it comes back", self._who.node, error, left)
             await asyncio.sleep(min(due, session.deadline) - clock.now())
 
     def _lost(self) -> None:
         """End it: the backend has said that the session is over."""
-        self.fail(RendezvousSessionError(f"node {self._node}: the backend has ended session {self.session.id}"))
+        self.fail(RendezvousSessionError(f"node {self._who.node}: the backend has ended session {self.session.id}"))
 
     async def _follow(self) -> None:
         """Read the watch of a backend that does not deliver."""
@@ -357,36 +325,27 @@ class Membership:
 
         It is at work from the first time that there is work for it; most nodes never have one.
         """
-        view = self.view
+        view, who = self.view, self._who
         if self.error is not None:
             return
         if view.error is not None:
             self._fail_by(view.error)
-        elif self._coordinator is None and self._arrival is not None and is_wanted(view, self.session, self._settings):
-            self._coordinator = Coordinator(
-                self._backend,
-                self.session,
-                self._node,
-                self._settings,
-                view,
-                self._rng,
-                self._timeouts.heartbeat,
-                self._on_duty,
-            )
+        elif self._coordinator is None and self._arrival is not None and is_wanted(view, self.session, who.settings):
+            self._coordinator = Coordinator(self._backend, self.session, who, view, self._on_duty)
             self._begin(self._coordinator.run)
 
     def _on_duty(self, on: bool) -> None:
-        self._events.emit(EventKind.COORDINATING if on else EventKind.RESIGNED)
+        self._who.events.emit(EventKind.COORDINATING if on else EventKind.RESIGNED)
 
     def _out_by_clock(self) -> str:
         return (
-            f"node {self._node}: no keep-alive was answered for {self.session.ttl * 0.75:g} s, so by its own clock "
+            f"node {self._who.node}: no keep-alive was answered for {self.session.ttl * 0.75:g} s, so by its own clock "
             "this node is out"
         )
 
 
 def _arrival(
-    view: View, node: str, session: str, before: Token | None, record: Node, settings: Settings, founds: bool
+    view: View, who: Participant, session: str, before: Token | None, record: Node, founds: bool
 ) -> tuple[list[Write], list[Condition]]:
     """Return the commit by which a node arrives: its record, and with it what the run lacks as far as it sees.
 
@@ -394,7 +353,7 @@ def _arrival(
         before: The token of the node's record as it stands; None if there is none.
         founds: Whether to found a run that is not there, and to take its post.
     """
-    key, head = node_key(node), view.head
+    key, head, settings = node_key(who.node), view.head, who.settings
     writes: list[Write] = [Put(key, encode(record), session)]
     when = [Condition(key, before)]
     if head is None and founds:
@@ -405,6 +364,6 @@ def _arrival(
         writes.append(Put(STATE, encode(head)))
         when.append(Condition(STATE, view.token(STATE)))
     if founds and view.entry(COORDINATOR) is None:
-        writes.append(claim(node, session))
+        writes.append(claim(who.node, session))
         when.append(Condition(COORDINATOR, None))
     return writes, when

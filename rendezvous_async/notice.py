@@ -81,9 +81,10 @@ class Latch:
         else:
             self._callback = callback
 
-    async def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it has happened; False if that was not within ``seconds``."""
-        return self._is_set or await _wait_in(self._waiters, seconds)
+    async def wait(self) -> None:
+        """Wait until it has happened."""
+        if not self._is_set:
+            await _wait_in(self._waiters, None)
 
 
 async def _wait_in(waiters: _Waiters, seconds: float | None) -> bool:

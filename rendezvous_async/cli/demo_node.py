@@ -12,9 +12,9 @@ from typing import Any
 
 import anyio
 
+from rendezvous_async.connecting import connect
 from rendezvous_async.core.rules import Change
 from rendezvous_async.errors import RendezvousClosedError
-from rendezvous_async.handler import connect
 from rendezvous_async.settings import Timeouts
 
 TIMEOUTS = Timeouts(join=60, last_call=0.5, regroup=0.2, close=5)

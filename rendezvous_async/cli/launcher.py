@@ -24,6 +24,7 @@ from rendezvous_async.cli.exits import Exit, Failure
 from rendezvous_async.cli.terminal import Terminal
 from rendezvous_async.cli.workers import Workers
 from rendezvous_async.clock import answer_within
+from rendezvous_async.connecting import connect
 from rendezvous_async.control import read_status
 from rendezvous_async.core.rules import Change
 from rendezvous_async.errors import (
@@ -34,7 +35,7 @@ from rendezvous_async.errors import (
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
-from rendezvous_async.handler import Rendezvous, connect
+from rendezvous_async.handler import Rendezvous
 from rendezvous_async.settings import Timeouts, check_id, parse_nodes
 from rendezvous_async.world import World
 

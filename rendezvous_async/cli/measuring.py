@@ -24,9 +24,10 @@ from rendezvous_async.cli.exits import Exit, Failure
 from rendezvous_async.cli.stage import start_node
 from rendezvous_async.cli.terminal import Terminal
 from rendezvous_async.clock import Patience
+from rendezvous_async.connecting import connect
 from rendezvous_async.control import close_run, purge_run
 from rendezvous_async.core.rules import Change
-from rendezvous_async.handler import Rendezvous, connect
+from rendezvous_async.handler import Rendezvous
 from rendezvous_async.world import World
 
 __all__ = ["Figures", "measure"]

@@ -22,10 +22,11 @@ from anyio.lowlevel import checkpoint
 
 from rendezvous_async.addresses import address_toward
 from rendezvous_async.backends.base import Backend
+from rendezvous_async.connecting import connect
 from rendezvous_async.core.rules import Change
 from rendezvous_async.core.state import Head
 from rendezvous_async.errors import RendezvousClosedError, RendezvousError, RendezvousFencedError
-from rendezvous_async.handler import Rendezvous, connect
+from rendezvous_async.handler import Rendezvous
 from rendezvous_async.settings import Endpoint, Timeouts, parse_endpoint
 from rendezvous_async.sync.params import RendezvousSettings
 from rendezvous_async.sync.place import Place

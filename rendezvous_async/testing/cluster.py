@@ -29,6 +29,7 @@ import anyio
 
 from rendezvous_async.backends.base import Token
 from rendezvous_async.clock import answer_within
+from rendezvous_async.connecting import connect
 from rendezvous_async.control import close_run
 from rendezvous_async.core.rules import Change
 from rendezvous_async.core.state import Head, Phase
@@ -38,7 +39,7 @@ from rendezvous_async.errors import (
     RendezvousTimeoutError,
 )
 from rendezvous_async.events import Event, EventKind
-from rendezvous_async.handler import Rendezvous, connect
+from rendezvous_async.handler import Rendezvous
 from rendezvous_async.settings import Timeouts
 from rendezvous_async.testing.clock import virtual_loop
 from rendezvous_async.testing.history import Believed, CloseCalled, Fault, History, Left, Released, Settled

@@ -90,7 +90,7 @@ def leaving_closes_for_all(patch: MonkeyPatch) -> None:
 
     async def broken(self: membership.Membership) -> bool:
         with anyio.move_on_after(1):
-            await close_run(self._backend, "left", self._node, self._settings)
+            await close_run(self._backend, "left", self._who.node, self._who.settings)
         return await end(self)
 
     patch.setattr(membership.Membership, "end", broken)
@@ -114,8 +114,8 @@ def a_node_never_counts_itself_out(patch: MonkeyPatch) -> None:
 
     async def broken(self: membership.Membership) -> None:
         while True:
-            await anyio.sleep(self._interval)
-            with anyio.move_on_after(self._interval):
+            await anyio.sleep(self._who.interval)
+            with anyio.move_on_after(self._who.interval):
                 try:
                     await self.session.keep_alive()
                 except Exception:

@@ -15,25 +15,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 import secrets
-from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Protocol
 
 import anyio
 
-from rendezvous_async.backends.base import Listing, Session, Token, closed_error
+from rendezvous_async.backends.base import Session, Token, closed_error
 from rendezvous_async.backends.tcp import wire
 from rendezvous_async.backends.tcp.auth import Secret, new_nonce
+from rendezvous_async.backends.tcp.calls import Call, CommitNumbers
 from rendezvous_async.backends.tcp.dialing import Backoff, Dialer, DialError
+from rendezvous_async.backends.tcp.following import Follower, Followers
 from rendezvous_async.backends.tcp.link import Link, RefusedError
 from rendezvous_async.clock import Patience
-from rendezvous_async.errors import RendezvousConnectionError, RendezvousError, RendezvousSessionError
+from rendezvous_async.errors import RendezvousConnectionError
 
-__all__ = ["Channel", "Follower"]
+__all__ = ["Channel"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,40 +40,6 @@ STALL_TIMEOUT = 3.0
 LONGEST_STALL = 15.0
 _CLOSE_SECONDS = 1.0
 _LASTED = 0.1
-
-
-class Follower(Protocol):
-    """A watch, as the channel sees it."""
-
-    def follow_request(self, id: int) -> wire.Follow:
-        """Return the request that starts the watch, or goes on with it on a new connection."""
-
-    def receive(self, listing: Listing | None, at: float | None) -> None:
-        """Take news, if there are any; ``at`` is the send time of the request that this is the first answer to."""
-
-    def fail(self, error: Exception, *, ended: bool) -> None:
-        """Raise ``error`` to the reader, once; if the watch has ended, it may be started again."""
-
-    def wake(self) -> None:
-        """Look again: the channel was closed, or the connection lost."""
-
-
-class _Call:
-    __slots__ = ("future", "patience", "request", "sent_at", "until")
-
-    def __init__(
-        self, future: asyncio.Future[wire.Answer], request: wire.Request, sent_at: float, patience: Patience | None
-    ) -> None:
-        self.future = future
-        self.request = request
-        self.sent_at = sent_at
-        self.patience = patience
-        self.until = math.inf if patience is None else sent_at + patience.seconds
-
-    def give_up(self) -> None:
-        """End it: nobody waits any longer."""
-        if self.patience is not None and not self.future.done():
-            self.future.set_exception(self.patience.error())
 
 
 class Channel:
@@ -102,6 +67,7 @@ class Channel:
         self.current_at = 0.0
         self.closed = False
         self.connections = 0
+        self.commits = CommitNumbers()
         self._secret = secret
         self._backoff = Backoff(rng or random.Random(secrets.randbits(64)))
         self._prepare = prepare
@@ -111,22 +77,18 @@ class Channel:
         self._client = secrets.token_hex(8)
         self._last_id = 0
         self._revision = 0
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, Call] = {}
         # What the channel itself asks, on this connection only: when it was sent, and who takes the answer.
         self._errands: dict[int, tuple[float, Callable[[wire.Answer], None]]] = {}
         self._sessions: dict[str, Session] = {}
-        self._follow_ids: dict[Follower, int] = {}
-        self._followers: dict[int, tuple[Follower, float | None]] = {}
-        self._commits = 0
-        self._unsettled: deque[int] = deque()
-        self._answered: set[int] = set()
+        self._followers = Followers()
         self._waiters: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "connected" if self.link is not None else "connecting"
-        return f"<Channel to {self.dialer} {state} calls={len(self._calls)} watches={len(self._follow_ids)}>"
+        return f"<Channel to {self.dialer} {state} calls={len(self._calls)} watches={len(self._followers)}>"
 
     def start(self) -> None:
         """Begin to connect."""
@@ -183,7 +145,7 @@ class Channel:
         """
         self._check_open()
         future: asyncio.Future[wire.Answer] = self._loop.create_future()
-        call = self._calls[id] = _Call(future, request, self._loop.time(), patience)
+        call = self._calls[id] = Call(future, request, self._loop.time(), patience)
         if self.link is not None:
             if len(self._calls) == 1:
                 self.link.send_now(request)
@@ -208,19 +170,6 @@ class Channel:
         if isinstance(answer, wire.Opened) and self.link is not None:
             self._errand(wire.EndSession(self.next_id(), answer.session), lambda _: None)
 
-    def begin_commit(self) -> tuple[int, int]:
-        """Return the number of a new commit, and up to which number all are settled."""
-        unsettled, answered = self._unsettled, self._answered
-        while unsettled and unsettled[0] in answered:
-            answered.discard(unsettled.popleft())
-        self._commits += 1
-        unsettled.append(self._commits)
-        return self._commits, unsettled[0] - 1
-
-    def end_commit(self, number: int) -> None:
-        """Note that a commit was answered, or that nobody waits for its answer and it will not be sent again."""
-        self._answered.add(number)
-
     def saw(self, token: Token) -> None:
         """Remember the highest revision."""
         if token.revision > self._revision:
@@ -244,19 +193,17 @@ class Channel:
 
     def follow_with(self, id: int, follower: Follower, sent_at: float) -> None:
         """Take it that the request with this id, which opens a session and is sent now, starts a watch as well."""
-        self._follow_ids[follower] = id
-        self._followers[id] = follower, sent_at
+        self._followers.begin(id, follower, sent_at)
 
     def unfollow(self, follower: Follower) -> None:
         """End a watch."""
-        id = self._follow_ids.pop(follower, None)
-        if id is not None and self._followers.pop(id, None) is not None and self.link is not None:
+        id = self._followers.end(follower)
+        if id is not None and self.link is not None:
             self.link.send(wire.Unfollow(id))
 
     def _start_following(self, follower: Follower) -> None:
-        self._followers.pop(self._follow_ids.get(follower, 0), None)
-        id = self._follow_ids[follower] = self.next_id()
-        self._followers[id] = follower, self._loop.time()
+        id = self.next_id()
+        self._followers.begin(id, follower, self._loop.time())
         if self.link is not None:
             self.link.send(follower.follow_request(id))
 
@@ -264,13 +211,13 @@ class Channel:
 
     def _on_answer(self, answer: wire.Answer) -> None:
         if isinstance(answer, wire.Changed):
-            self._on_news(answer.id, answer.listing)
+            self._followers.receive(answer.id, answer.listing)
             return
         call = self._calls.get(answer.id)
         if call is not None:
             self.current_at = call.sent_at
             if isinstance(answer, wire.Opened) and answer.listing is not None:
-                self._on_news(answer.id, answer.listing)
+                self._followers.receive(answer.id, answer.listing)
             if call.future.done():
                 self._drop(answer)
             else:
@@ -278,20 +225,8 @@ class Channel:
         elif answer.id in self._errands:
             self.current_at, take = self._errands.pop(answer.id)
             take(answer)
-        elif isinstance(answer, wire.Failed) and (found := self._followers.pop(answer.id, None)) is not None:
-            follower = found[0]
-            self._follow_ids.pop(follower, None)
-            follower.fail(error_of(answer), ended=True)
-        else:
+        elif not (isinstance(answer, wire.Failed) and self._followers.refuse(answer)):
             self._drop(answer)
-
-    def _on_news(self, id: int, listing: Listing | None) -> None:
-        found = self._followers.get(id)
-        if found is not None:
-            follower, sent_at = found
-            if sent_at is not None:
-                self._followers[id] = follower, None
-            follower.receive(listing, sent_at)
 
     # Connecting
 
@@ -334,7 +269,7 @@ class Channel:
             self._backoff.reset()
         reason = link.why or ConnectionError("the connection was closed")
         self.dialer.attempts.add(f"{self.dialer}: {reason}")
-        for follower in tuple(self._follow_ids):
+        for follower, _ in self._followers:
             follower.wake()
         if isinstance(link.why, RefusedError):
             self._reject(str(link.why), link.why.final)
@@ -353,7 +288,7 @@ class Channel:
             else:
                 # Its owner counts itself out already: nobody may believe that it is still in.
                 self._errand(wire.EndSession(self.next_id(), session.id), partial(self._session_ended, session))
-        for follower, id in tuple(self._follow_ids.items()):
+        for follower, id in self._followers:
             if id not in self._calls:  # Otherwise it starts with the session that is still to be opened.
                 self._start_following(follower)
         for id in sorted(self._calls):
@@ -395,7 +330,7 @@ class Channel:
         for call in tuple(self._calls.values()):
             if not call.future.done():
                 call.future.set_exception(make_error())
-        for follower in tuple(self._follow_ids):
+        for follower, _ in self._followers:
             follower.fail(make_error(), ended=False)
         for waiter in self._waiters:
             if not waiter.done():
@@ -434,17 +369,6 @@ class Channel:
                 link.abort(ConnectionError(f"nothing was heard for {silence:.1f} s"))
             elif not self._errands and max(silence, now - self.current_at) > self._stall_timeout / 2:
                 self._errand(wire.Ping(self.next_id()), lambda _: None)
-        if self._calls or self._sessions or self._follow_ids:
+        if self._calls or self._sessions or self._followers:
             waiting = [call.until for call in self._calls.values() if not call.future.done()]
             self._look_by(min([now + self._stall_timeout / 4, *waiting]))
-
-
-def error_of(failed: wire.Failed) -> Exception:
-    """Return the error that a server's answer stands for."""
-    match failed.code:
-        case wire.FAILED_SESSION:
-            return RendezvousSessionError(failed.message)
-        case wire.FAILED_INVALID:
-            return ValueError(failed.message)
-        case _:
-            return RendezvousError(f"refused by the server: {failed.message}")

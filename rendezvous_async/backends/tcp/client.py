@@ -23,7 +23,8 @@ from rendezvous_async.backends.base import (
     closed_error,
 )
 from rendezvous_async.backends.tcp import wire
-from rendezvous_async.backends.tcp.channel import Channel, error_of
+from rendezvous_async.backends.tcp.calls import error_of
+from rendezvous_async.backends.tcp.channel import Channel
 from rendezvous_async.backends.tcp.hosting import Host
 from rendezvous_async.clock import Patience
 from rendezvous_async.errors import RendezvousSessionError
@@ -133,12 +134,12 @@ class TcpBackend(Backend):
     ) -> Commit:
         channel = self._channel
         id = channel.next_id()
-        number, settled = channel.begin_commit()
+        number, settled = channel.commits.begin()
         try:
             request = wire.Transact(id, number, settled, writes, when)
             committed = await self._call(id, request, wire.Committed, patience)
         finally:
-            channel.end_commit(number)
+            channel.commits.end(number)
         channel.saw(committed.commit.token)
         return committed.commit
 

@@ -18,6 +18,7 @@ import msgspec
 
 from rendezvous_async.backends import open_backend
 from rendezvous_async.backends.base import Condition, Put
+from rendezvous_async.connecting import connect
 from rendezvous_async.core.state import round_key
 from rendezvous_async.errors import (
     RendezvousClosedError,
@@ -28,7 +29,7 @@ from rendezvous_async.errors import (
     RendezvousTimeoutError,
 )
 from rendezvous_async.events import Event, EventKind
-from rendezvous_async.handler import Rendezvous, connect
+from rendezvous_async.handler import Rendezvous
 from rendezvous_async.settings import Timeouts
 from rendezvous_async.testing.campaign.disks import fail_syncs_on_signal
 from rendezvous_async.testing.campaign.records import Done, Heard, Members, Notebook, Up

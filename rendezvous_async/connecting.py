@@ -1,0 +1,124 @@
+"""``connect``: what a node says of itself and of the run, checked before anything is sent."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from rendezvous_async.backends.base import Backend
+from rendezvous_async.core.codec import decode, encode
+from rendezvous_async.core.state import Node
+from rendezvous_async.errors import RendezvousStateError
+from rendezvous_async.events import Events
+from rendezvous_async.handler import Rendezvous
+from rendezvous_async.participant import Participant
+from rendezvous_async.settings import Endpoint, Settings, Timeouts, check_id, check_seconds, parse_endpoint, parse_nodes
+
+__all__ = ["connect"]
+
+
+def connect(
+    endpoint: str | Endpoint | None = None,
+    *,
+    run_id: str,
+    nodes: int | str | tuple[int, int],
+    timeouts: Timeouts | None = None,
+    keep_alive_interval: float = 1.0,
+    keep_alive_max_attempt: int = 5,
+    ranks: str = "sticky",
+    address: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    secret: str | bytes | None = None,
+    tls: Any = None,
+    backend: Backend | None = None,
+    node: str | None = None,
+    rng: random.Random | None = None,
+    **options: Any,
+) -> Rendezvous:
+    """Return a rendezvous to be entered with ``async with``; nothing is sent before the first call.
+
+    Args:
+        endpoint: Where the run's state lives, for example ``tcp://head:29400``.
+        run_id: Which run; nodes with the same run id meet.
+        nodes: How many: a count, ``"min:max"`` or ``(min, max)``.
+        timeouts: How long to wait for what.
+        keep_alive_interval: Seconds between keep-alives.
+        keep_alive_max_attempt: So many keep-alives in a row must fail before the others count this node as lost.
+        ranks: ``sticky``, ``sorted`` or ``label:<name>``.
+        address: How other members reach this node; by default the host's name.
+        labels: What this node says about itself.
+        secret: Shared secret of the backend, if it has one.
+        tls: TLS settings of the backend, if it uses TLS.
+        backend: An open backend to use instead of an endpoint; it stays open.
+        node: This node's id; by default ``host_pid_8hex``.
+        rng: Where random ids and delays come from; for tests that must repeat.
+        **options: The endpoint's options, the same as in its query string.
+
+    Raises:
+        ValueError: An argument is wrong; its value is in the text.
+    """
+    timeouts = Timeouts() if timeouts is None else timeouts
+    low, high = parse_nodes(nodes)
+    settings = Settings(low, high, ranks, timeouts.last_call, timeouts.regroup_seconds)
+    check_seconds("keep_alive_interval", keep_alive_interval)
+    attempts: object = keep_alive_max_attempt
+    if isinstance(attempts, bool) or not isinstance(attempts, int) or not 2 <= attempts <= 1000:
+        raise ValueError(f"keep_alive_max_attempt must be a count from 2 to 1000, not {keep_alive_max_attempt!r}")
+    labels = dict(labels or {})
+    if settings.label is not None and settings.label not in labels:
+        raise ValueError(f"ranks={ranks!r} needs the label {settings.label!r} on every node, not {labels!r}")
+    if (endpoint is None) == (backend is None):
+        raise ValueError(f"connect needs an endpoint or a backend, and not both; the endpoint is {endpoint!r}")
+    if endpoint is not None and not isinstance(endpoint, Endpoint):
+        endpoint = parse_endpoint(endpoint)
+    check_id("run_id", run_id)
+    if backend is not None and backend.run_id != run_id:
+        raise ValueError(f"run_id is {run_id!r}, but the backend is open for run {backend.run_id!r}")
+    rng = random.Random() if rng is None else rng
+    if node is None:
+        node = f"{socket.gethostname()}_{os.getpid()}_{rng.getrandbits(32):08x}"
+    check_id("node", node)
+    identity = Node(
+        arrival="",
+        fingerprint=settings.fingerprint,
+        address=socket.gethostname() if address is None else address,
+        labels=labels,
+    )
+    _check_identity(identity)
+    given = {"secret": secret, "tls": tls}
+    useless = sorted({name for name, value in given.items() if value is not None} | set(options))
+    if backend is not None and useless:
+        raise ValueError(f"an open backend has its options already; connect has no use for {', '.join(useless)}")
+    if isinstance(endpoint, Endpoint) and endpoint.scheme == "tcp" and "linger" not in endpoint.options:
+        options.setdefault("linger", timeouts.close)  # A host waits for the others no longer than that.
+    options |= {name: value for name, value in given.items() if value is not None}
+    return Rendezvous(
+        endpoint=endpoint,
+        options=options,
+        backend=backend,
+        run_id=run_id,
+        who=Participant(
+            node=node,
+            settings=settings,
+            timeouts=timeouts,
+            interval=float(keep_alive_interval),
+            ttl=keep_alive_interval * keep_alive_max_attempt,
+            rng=rng,
+            events=Events(),
+        ),
+        identity=identity,
+    )
+
+
+def _check_identity(identity: Node) -> None:
+    """Raise ValueError if other nodes could not read this one's record: they would pass it over, and it would wait."""
+    try:
+        decode(Node, encode(identity))
+    except (RendezvousStateError, TypeError) as error:
+        raise ValueError(
+            f"address and labels must be texts of at most 1024 characters, and at most 64 labels, not "
+            f"address={identity.address!r:.100} and labels={identity.labels!r:.200}: {error}"
+        ) from error
