@@ -242,8 +242,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     # The table and its log
     Mutation(
         "backends/table.py",
-        "        if id is not None and (answer := self._answer(id)) is not None:",
-        "        if id is not None and (answer := self._answer(id)) is None and answer:",
+        "        if id is not None and (revision := self._answers.find(id)) is not None:",
+        "        if id is not None and (revision := self._answers.find(id)) is None and revision:",
         "a commit that is sent again is done again",
         "tests/backends/tcp/test_client.py::test_a_commit_whose_answer_was_lost_is_not_done_again",
     ),

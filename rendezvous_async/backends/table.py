@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from rendezvous_async.backends.answers import LATE, Answers, CommitId
 from rendezvous_async.backends.base import Commit, Condition, Delete, Entry, Listing, Token, Write
 from rendezvous_async.backends.names import subtrees_of
 from rendezvous_async.errors import RendezvousSessionError
@@ -25,8 +26,6 @@ from rendezvous_async.errors import RendezvousSessionError
 __all__ = ["CommitId", "Lease", "Snapshot", "Table"]
 
 MAX_GRAVES = 4096
-_SETTLED = 0
-"""In a client's answers, where commits count from 1: up to which of them all are settled."""
 
 
 class Lease(msgspec.Struct):
@@ -43,20 +42,6 @@ class Lease(msgspec.Struct):
     checked_at: float
     keys: set[str] = msgspec.field(default_factory=set)
     was_to_expire_at: float | None = None
-
-
-class CommitId(msgspec.Struct, frozen=True, array_like=True):
-    """Names a commit, so that one that is sent again is not done again.
-
-    Attributes:
-        client: Whose commit it is.
-        number: Counts this client's commits, from 1.
-        settled: Every commit of this client up to this number has been answered; the table may forget those answers.
-    """
-
-    client: str
-    number: int
-    settled: int = 0
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -94,7 +79,7 @@ class Table:
         self._sessions: dict[str, Lease] = {}
         self._expiries: list[tuple[float, str]] = []
         self._opened = 0
-        self._answers: dict[str, dict[int, int]] = {}
+        self._answers = Answers()
         self._changed: list[str] = []
 
     def __repr__(self) -> str:
@@ -167,8 +152,8 @@ class Table:
         Raises:
             RendezvousSessionError: A put names a session that is not open; nothing has changed.
         """
-        if id is not None and (answer := self._answer(id)) is not None:
-            return answer
+        if id is not None and (revision := self._answers.find(id)) is not None:
+            return Commit(False, self.token) if revision == LATE else Commit(True, Token(self.epoch, revision))
         when = tuple(when)
         for condition in when:
             if not self._holds(condition):
@@ -192,12 +177,12 @@ class Table:
             else:
                 self._put(write.entry(token))
         if id is not None:
-            self._answers.setdefault(id.client, {})[id.number] = self.revision
+            self._answers.note(id, self.revision)
         return Commit(True, token)
 
     def forget(self, client: str) -> None:
         """Drop the remembered answers of a client that will not ask again."""
-        self._answers.pop(client, None)
+        self._answers.forget(client)
 
     # Sessions
 
@@ -290,7 +275,7 @@ class Table:
             tuple(self._entries.values()),
             tuple(self._graves.items()),
             tuple((lease.id, lease.ttl) for lease in self._sessions.values()),
-            {client: dict(numbers) for client, numbers in self._answers.items()},
+            self._answers.as_value(),
         )
 
     @classmethod
@@ -300,7 +285,7 @@ class Table:
         table._horizon = snapshot.horizon
         table._opened = snapshot.opened
         table._graves.update(snapshot.graves)
-        table._answers = {client: dict(numbers) for client, numbers in snapshot.answers.items()}
+        table._answers = Answers(snapshot.answers)
         for session, ttl in snapshot.sessions:
             table._open(session, ttl, now)
         for entry in snapshot.entries:
@@ -322,24 +307,6 @@ class Table:
     def _holds(self, condition: Condition) -> bool:
         entry = self._entries.get(condition.key)
         return entry is None if condition.token is None else entry is not None and entry.token == condition.token
-
-    def _answer(self, id: CommitId) -> Commit | None:
-        """Return what a commit was answered, if it was; a late copy of a settled one is answered that it lost."""
-        numbers = self._answers.get(id.client)
-        if numbers is None:
-            return None
-        settled = numbers.get(_SETTLED, 0)
-        if id.settled > settled:
-            # As a rule one number at a time is settled; a client may also claim any number at all.
-            few = id.settled - settled <= len(numbers)
-            for number in range(settled + 1, id.settled + 1) if few else [*numbers]:
-                if number <= id.settled:
-                    numbers.pop(number, None)
-            settled = numbers[_SETTLED] = id.settled
-        if id.number <= settled:
-            return Commit(False, self.token)
-        revision = numbers.get(id.number)
-        return None if revision is None else Commit(True, Token(self.epoch, revision))
 
     def _keys(self, name: str) -> Sequence[str]:
         if name.endswith("/"):

@@ -311,6 +311,12 @@ class TestCommitIds:
         table.commit([Delete("a")])
         assert table.commit([Put("a", b"1")], [Condition("a", None)], CommitId("me", 1)).won
 
+    def test_a_commit_that_changed_nothing_at_the_very_beginning_is_known_again(self) -> None:
+        table = Table(EPOCH)
+        first = table.commit([Delete("a")], (), CommitId("me", 1))
+        assert first == Commit(True, token(0))
+        assert table.commit([Delete("a")], (), CommitId("me", 1)) == first
+
     def test_settled_answers_are_forgotten(self) -> None:
         table = Table(EPOCH)
         for number in range(1, 1000):

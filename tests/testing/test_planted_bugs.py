@@ -274,7 +274,7 @@ def a_lost_member_is_never_counted(patch: MonkeyPatch) -> None:
 
 @bug("NotSettledError")
 def nobody_takes_over_from_a_dead_coordinator(patch: MonkeyPatch) -> None:
-    patch.setattr(coordinator.Coordinator, "_may_campaign", lambda self: False)
+    patch.setattr(coordinator, "_may_campaign", lambda view, settings: False)
 
 
 @bug("NotSettledError", "out_by_own_clock")
