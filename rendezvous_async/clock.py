@@ -6,6 +6,8 @@ The clock is the loop's: monotonic, never compared with another machine's, and v
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextvars import Context
 from types import TracebackType
 from typing import NamedTuple
 
@@ -13,7 +15,7 @@ import anyio
 
 from rendezvous_async.errors import RendezvousConnectionError
 
-__all__ = ["Patience", "answer_within", "now"]
+__all__ = ["Alarm", "Patience", "answer_within", "now"]
 
 
 def now() -> float:
@@ -30,6 +32,44 @@ class Patience(NamedTuple):
     def error(self) -> RendezvousConnectionError:
         """Return what to raise when no answer came: what was asked for may or may not have happened."""
         return RendezvousConnectionError(f"{self.what}: the backend did not answer within {self.seconds:g} s")
+
+
+class Alarm:
+    """One timer for many things: it rings no later than the earliest of them, and is then set anew.
+
+    It remembers by itself when it rings: uvloop's timers do not tell, and may be half a millisecond early.
+
+    Args:
+        ring: Called with the time, which is never before the one that was set, and with how late that is.
+        context: What it runs in; by default that of whoever sets it.
+    """
+
+    __slots__ = ("_context", "_handle", "_ring", "at")
+
+    def __init__(self, ring: Callable[[float, float], None], context: Context | None = None) -> None:
+        self.at: float | None = None
+        self._ring = ring
+        self._context = context
+        self._handle: asyncio.Handle | None = None
+
+    def set_by(self, at: float) -> None:
+        """Ring at that time, or before if it was set to."""
+        if self.at is None or at < self.at:
+            self.cancel()
+            self.at = at
+            self._handle = asyncio.get_running_loop().call_at(at, self._go, context=self._context)
+
+    def cancel(self) -> None:
+        """Do not ring."""
+        if self._handle is not None:
+            self._handle.cancel()
+        self.at = self._handle = None
+
+    def _go(self) -> None:
+        assert self.at is not None
+        at, self.at, self._handle = self.at, None, None
+        time = max(now(), at)
+        self._ring(time, time - at)
 
 
 class answer_within:

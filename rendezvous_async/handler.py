@@ -194,8 +194,9 @@ class Rendezvous:
                 self._report(membership)  # The first news may have come with the session.
                 await membership.arrive(record, self._until)
                 world = await self._await_seat(owner, membership, record)
-                if world is not None:
-                    return world
+                if world is None:
+                    raise await self._timed_out(owner, troubles)
+                return world
             except RendezvousSessionError as error:
                 troubles.append(str(error))
             except RendezvousConnectionError as error:
@@ -206,9 +207,9 @@ class Rendezvous:
             now = clock.now()
             if self._until == math.inf:  # A spare that sees nothing cannot know that the world is full.
                 self._until = now + self._who.timeouts.join
-            if now >= self._until:
+            await anyio.sleep(max(0.0, min(delay * (0.5 + self._who.rng.random()), self._until - now)))
+            if clock.now() >= self._until:
                 raise await self._timed_out(owner, troubles)
-            await anyio.sleep(min(delay * (0.5 + self._who.rng.random()), self._until - now))
             delay = min(2 * delay, LAST_RETRY)
 
     async def _await_seat(self, owner: Owner, membership: Membership, record: Node) -> World | None:

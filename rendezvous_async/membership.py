@@ -100,11 +100,11 @@ class Membership:
         Raises:
             RendezvousConnectionError: No answer within ``timeouts.heartbeat``, or until then.
         """
+        patience = who.patience("open a session", until)
         founds = who.rng.random() * who.settings.min_nodes < FOUNDERS
         view = View(who.node, backend)
         writes, when = _arrival(view, who, OWN, None, record, founds)
         try:
-            patience = who.patience("open a session", until)
             session, commit = await backend.begin(who.ttl, patience, *writes, when=when, watch=view.watch)
         except BaseException:
             with anyio.CancelScope(shield=True):

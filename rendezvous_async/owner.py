@@ -176,7 +176,7 @@ class Owner:
             raise self._left()
         backend = self.backend
         if backend is None or self.membership is not None or self._unended:
-            with answer_within(until - clock.now(), f"{self._name} opens the backend"):
+            with answer_within(until - clock.now(), f"{self._name} opens the backend, and ends its last session"):
                 backend = await self.open_backend()
                 await self.end_membership()
         if self._unended:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rendezvous_async import clock
 from rendezvous_async.clock import Patience
+from rendezvous_async.errors import RendezvousConnectionError
 from rendezvous_async.events import Events
 from rendezvous_async.settings import Settings, Timeouts
 
@@ -40,5 +41,12 @@ class Participant:
         return f"{self.rng.getrandbits(64):016x}"
 
     def patience(self, what: str, until: float) -> Patience:
-        """Return how long to wait for one answer in something that may go on until then."""
-        return Patience(min(self.timeouts.heartbeat, until - clock.now()), f"node {self.node}: {what}")
+        """Return how long to wait for one answer in something that may go on until then.
+
+        Raises:
+            RendezvousConnectionError: That is over: nothing is to be sent any more.
+        """
+        seconds = min(self.timeouts.heartbeat, until - clock.now())
+        if seconds <= 0:
+            raise RendezvousConnectionError(f"node {self.node}: {what}: there is no time left")
+        return Patience(seconds, f"node {self.node}: {what}")

@@ -1,8 +1,8 @@
 """What a node sees of its run: the head, its own seat and the coordinator's post, as they are pushed.
 
-A ``View`` only goes forward: an entry that is older than what is already known is passed over. What the answer to a
-commit says is known ahead of the push (``hear``); the watch is told, so that it also tells when that is gone. Whoever
-waits for something to change uses the view's ``Notice``, and looks for an error first.
+A ``View`` only goes forward: a watch tells only news, and of what the answer to a commit says (``hear``), ahead of the
+push, the view takes what is newer than what it knows. The watch is told, so that it also tells when that is gone.
+Whoever waits for something to change uses the view's ``Notice``, and looks for an error first.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class View:
         self._take_all(listing.entries)
 
     def fail(self, error: Exception) -> None:
-        """Take no more; the first error counts."""
+        """Take it that there is no more to be relied on; the first error counts."""
         self.error = self.error or error
         self.changed.fire()
 

@@ -192,8 +192,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "backends/tcp/channel.py",
-        "        if self._timer is None or call.until < self._timer.when():",
-        "        if self._timer is None:",
+        "            if self._alarm.at is None or call.until < self._alarm.at:",
+        "            if self._alarm.at is None:",
         "a call has the patience of the one before it",
         "tests/backends/tcp/test_client.py::test_a_call_that_is_impatient_does_not_wait_for_the_patient",
     ),

@@ -113,15 +113,13 @@ class Backend(ABC):
 
     def watch(self, *names: str, after: Token | None = None) -> Watch:
         """Watch keys and subtrees; use it with ``async with`` and ``async for``."""
-        if not names:
-            raise ValueError("watch needs at least one name")
-        watch = self._watch(tuple([self.prefix + check_name(name) for name in names]), after)
+        watch = self._watch(self._absolute_names(names), after)
         watch.prefix = self.prefix
         return watch
 
     def prepare_watch(self, *names: str) -> Watch:
         """Return a watch that is to be handed to ``begin``, which starts it; it may have started already."""
-        watch = self._prepare_watch(tuple([self.prefix + check_name(name) for name in names]))
+        watch = self._prepare_watch(self._absolute_names(names))
         watch.prefix = self.prefix
         return watch
 
@@ -176,6 +174,11 @@ class Backend(ABC):
     async def __aexit__(self, *_: object) -> None:
         with anyio.CancelScope(shield=True):
             await self.aclose()
+
+    def _absolute_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not names:
+            raise ValueError("a watch needs at least one name")
+        return tuple([self.prefix + check_name(name) for name in names])
 
     def _absolute(
         self, writes: Iterable[Write], when: Iterable[Condition]

@@ -31,7 +31,7 @@ from rendezvous_async.backends.base import (
 )
 from rendezvous_async.backends.fanout import Fanout
 from rendezvous_async.backends.table import Table
-from rendezvous_async.clock import Patience, answer_within
+from rendezvous_async.clock import Alarm, Patience, answer_within
 from rendezvous_async.errors import RendezvousSessionError
 from rendezvous_async.settings import Endpoint
 
@@ -48,8 +48,7 @@ class MemoryServer:
     def __init__(self, epoch: str = "memory") -> None:
         self.table = Table(epoch)
         self.fanout: Fanout[Callable[[], None]] = Fanout()
-        self._timer: asyncio.TimerHandle | None = None
-        self._context = copy_context()  # The server's timer is nobody else's, whoever happens to call.
+        self._alarm = Alarm(self._expire, copy_context())  # It is nobody else's, whoever happens to call.
 
     def __repr__(self) -> str:
         return f"<MemoryServer {self.table!r}>"
@@ -61,15 +60,13 @@ class MemoryServer:
             for wake in self.fanout.concerned(changed):
                 wake()
         due = self.table.next_due()
-        if self._timer is not None and (due is None or self._timer.when() > due):
-            self._timer.cancel()
-            self._timer = None
-        if due is not None and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_at(due, self._expire, context=self._context)
+        if due is None:
+            self._alarm.cancel()
+        else:
+            self._alarm.set_by(due)
 
-    def _expire(self) -> None:
-        self._timer = None
-        for session in self.table.due(clock.now()):
+    def _expire(self, now: float, _: float) -> None:
+        for session in self.table.due(now):
             self.table.end_session(session)
         self.settle()
 

@@ -11,6 +11,7 @@ __all__ = ["MAX_KEY_LENGTH", "check_key", "check_name", "covers", "name_size", "
 
 MAX_KEY_LENGTH = 1024
 REMEMBERED_SUBTREES = 4096
+"""Of so many subtrees it is remembered in which others they are."""
 
 
 def name_size(name: str) -> int:

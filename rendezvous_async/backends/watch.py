@@ -90,7 +90,11 @@ class Watch(ABC, AsyncIterator[Listing]):
         complete = listing.complete and len(entries) == len(listing.entries)
         if listing.complete and known:
             present = {entry.key for entry in listing.entries}
-            entries.extend(Entry(key, None, listing.token) for key in known if key not in present)
+            entries.extend(
+                Entry(key, None, listing.token)
+                for key, token in known.items()
+                if key not in present and listing.token.is_news_to(token)
+            )
             entries.sort(key=lambda entry: entry.key)
         for entry in entries:
             if entry.value is None:

@@ -3,7 +3,7 @@
 Many calls are under way at a time. Each waits here until it is answered, however often the connection breaks meanwhile:
 on a new connection sessions are resumed first, then watches go on from where they were, then every call without an
 answer is sent again. Reads may be done twice; a commit carries a number by which the server knows it again. A caller
-who will not wait cancels (a deadline, a scope); its call is dropped and nobody else notices.
+who will not wait says so (``Patience``) or cancels; its call is dropped and nobody else notices.
 
 Only a definite failure (bad secret, TLS, version, a limit) is raised to the callers; then the channel tries on, and the
 next call waits for the next attempt.
@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 import anyio
+import msgspec
 
 from rendezvous_async.backends.base import Session, Token, closed_error
 from rendezvous_async.backends.tcp import wire
@@ -29,7 +30,7 @@ from rendezvous_async.backends.tcp.calls import Call, CommitNumbers
 from rendezvous_async.backends.tcp.dialing import Backoff, Dialer, DialError
 from rendezvous_async.backends.tcp.following import Follower, Followers
 from rendezvous_async.backends.tcp.link import Link, RefusedError
-from rendezvous_async.clock import Patience
+from rendezvous_async.clock import Alarm, Patience
 from rendezvous_async.errors import RendezvousConnectionError
 
 __all__ = ["Channel"]
@@ -83,7 +84,7 @@ class Channel:
         self._sessions: dict[str, Session] = {}
         self._followers = Followers()
         self._waiters: set[asyncio.Future[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._look)
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -116,8 +117,7 @@ class Channel:
             return
         self.closed = True
         self._fail_all(lambda: closed_error("tcp"))
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.cancel()
         link, self.link = self.link, None
         with anyio.CancelScope(shield=True):  # it is short, and half of it would leave a task or a socket behind
             if link is not None:
@@ -146,14 +146,14 @@ class Channel:
         self._check_open()
         future: asyncio.Future[wire.Answer] = self._loop.create_future()
         call = self._calls[id] = Call(future, request, self._loop.time(), patience)
-        if self.link is not None:
-            if len(self._calls) == 1:
-                self.link.send_now(request)
-            else:  # others are under way: this one goes out with those that come in the same turn of the loop
-                self.link.send(request)
-        if self._timer is None or call.until < self._timer.when():
-            self._look_by(min(call.until, call.sent_at + self._stall_timeout / 4))
         try:
+            if self.link is not None:
+                if len(self._calls) == 1:
+                    self.link.send_now(request)
+                else:  # others are under way: this one goes out with those that come in the same turn of the loop
+                    self.link.send(request)
+            if self._alarm.at is None or call.until < self._alarm.at:
+                self._alarm.set_by(min(call.until, call.sent_at + self._stall_timeout / 4))
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:  # It came in that moment.
@@ -198,7 +198,12 @@ class Channel:
     def unfollow(self, follower: Follower) -> None:
         """End a watch."""
         id = self._followers.end(follower)
-        if id is not None and self.link is not None:
+        if id is None:
+            return
+        call = self._calls.get(id)
+        if call is not None and isinstance(call.request, wire.OpenSession):  # It may have to be sent again.
+            call.request = msgspec.structs.replace(call.request, names=())
+        if self.link is not None:
             self.link.send(wire.Unfollow(id))
 
     def _start_following(self, follower: Follower) -> None:
@@ -216,8 +221,8 @@ class Channel:
         call = self._calls.get(answer.id)
         if call is not None:
             self.current_at = call.sent_at
-            if isinstance(answer, wire.Opened) and answer.listing is not None:
-                self._followers.receive(answer.id, answer.listing)
+            if isinstance(answer, wire.Opened):
+                self._on_opened(answer)
             if call.future.done():
                 self._drop(answer)
             else:
@@ -227,6 +232,16 @@ class Channel:
             take(answer)
         elif not (isinstance(answer, wire.Failed) and self._followers.refuse(answer)):
             self._drop(answer)
+
+    def _on_opened(self, opened: wire.Opened) -> None:
+        """See to the watch that was to start with a session; if the server has not started it, that is asked for."""
+        follower = self._followers.at(opened.id)
+        if follower is None:
+            return
+        if opened.listing is not None:
+            self._followers.receive(opened.id, opened.listing)
+        else:
+            self._start_following(follower)
 
     # Connecting
 
@@ -339,21 +354,11 @@ class Channel:
     # Calls that take too long, and a connection that says nothing
 
     def _look_soon(self) -> None:
-        if self._timer is None:
-            self._look_by(self._loop.time() + self._stall_timeout / 4)
+        if self._alarm.at is None:
+            self._alarm.set_by(self._loop.time() + self._stall_timeout / 4)
 
-    def _look_by(self, at: float) -> None:
-        """Look again at that time and no later; one timer serves all calls, so that most need none of their own."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_at(at, self._look)
-
-    def _look(self) -> None:
+    def _look(self, now: float, late: float) -> None:
         """End the calls whose time is over; ping a silent server, give up on one that does not even answer that."""
-        assert self._timer is not None
-        now = self._loop.time()
-        late = now - self._timer.when()
-        self._timer = None
         for call in self._calls.values():
             if call.until <= now:
                 call.give_up()
@@ -371,4 +376,4 @@ class Channel:
                 self._errand(wire.Ping(self.next_id()), lambda _: None)
         if self._calls or self._sessions or self._followers:
             waiting = [call.until for call in self._calls.values() if not call.future.done()]
-            self._look_by(min([now + self._stall_timeout / 4, *waiting]))
+            self._alarm.set_by(min([now + self._stall_timeout / 4, *waiting]))

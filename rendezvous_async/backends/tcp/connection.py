@@ -212,13 +212,18 @@ class Connection(SharedBufferProtocol):
 
     def send_if_short(self, id: int, message: wire.Message) -> bool:
         """Send an answer, unless it is longer than a client takes: then an error."""
+        if self.try_to_send(message):
+            return True
+        self.fail(id, wire.FAILED_LIMIT, f"the answer has more than {wire.MAX_ANSWER} bytes; ask for less")
+        return False
+
+    def try_to_send(self, message: wire.Message) -> bool:
+        """Send a message, unless it is longer than a client takes."""
         start = len(self._out)
         self.send(message)
-        length = len(self._out) - start
-        if length <= wire.MAX_ANSWER:
+        if len(self._out) - start <= wire.MAX_ANSWER:
             return True
         del self._out[start:]
-        self.fail(id, wire.FAILED_LIMIT, f"the answer has {length} bytes, more than {wire.MAX_ANSWER}; ask for less")
         return False
 
     def flush(self) -> None:

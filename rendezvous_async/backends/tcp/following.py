@@ -53,6 +53,11 @@ class Followers:
         id = self._ids.pop(follower, None)
         return id if id is not None and self._by_id.pop(id, None) is not None else None
 
+    def at(self, id: int) -> Follower | None:
+        """Return the watch that goes by this id, if it is still there."""
+        found = self._by_id.get(id)
+        return None if found is None else found[0]
+
     def receive(self, id: int, listing: Listing | None) -> None:
         """Hand news to the watch that they are for, if it is still there."""
         found = self._by_id.get(id)

@@ -126,11 +126,14 @@ def _open_session(peer: Connection, request: wire.OpenSession) -> None:
     elif _may_write(peer, id, request.writes, request.when) and (not names or _may_follow(peer, id, names)):
         granted = max(ttl, limits.shortest_ttl)
         session, commit = peer.server.open_session(peer, granted, request.writes, request.when)
-        listing = peer.server.table.changes(names, None) if names else None
-        if not peer.send_if_short(id, wire.Opened(id, session, granted, commit, listing)):
+        if names:
+            listing = peer.server.table.changes(names, None)
+            if peer.try_to_send(wire.Opened(id, session, granted, commit, listing)):
+                _start_watch(peer, id, names)
+                return
+        # A client whose watch is not started asks for it, and is then told if it is too much.
+        if not peer.send_if_short(id, wire.Opened(id, session, granted, commit)):
             peer.server.end_session(session)
-        elif names:
-            _start_watch(peer, id, names)
 
 
 def _refresh(peer: Connection, request: wire.KeepAlive | wire.Resume) -> None:

@@ -36,6 +36,7 @@ from rendezvous_async.backends.tcp.door import TlsDoor
 from rendezvous_async.backends.tcp.journal import Journal
 from rendezvous_async.backends.tcp.limits import OTHER_FILES, Limits
 from rendezvous_async.backends.tcp.requests import Watcher
+from rendezvous_async.clock import Alarm
 
 if TYPE_CHECKING:
     import ssl
@@ -107,13 +108,13 @@ class TcpServer:
         self._settled = self.table.token
         self._touched: dict[Connection, None] = {}
         self._pushing: asyncio.Handle | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._expire)
         self._no_expiry_before = 0.0
         self._listeners: list[asyncio.Server] = []
         self._sessions_ended = anyio.Event()
         self._stopped = False
         self._closed = False
-        self._set_timer()
+        self._set_alarm()
 
     def __repr__(self) -> str:
         return f"<TcpServer {self.endpoint} connections={len(self._connections)} {self.table!r}>"
@@ -163,9 +164,9 @@ class TcpServer:
         self._stopped = True
         for listener in self._listeners:
             listener.close()
-        for timer in (self._timer, self._pushing):
-            if timer is not None:
-                timer.cancel()
+        self._alarm.cancel()
+        if self._pushing is not None:
+            self._pushing.cancel()
 
     async def without_sessions(self) -> None:
         """Wait until no session is open."""
@@ -238,7 +239,7 @@ class TcpServer:
             self._gone[client] = now
         if not self._stopped:
             self._forget_old(now)
-            self._set_timer()
+            self._set_alarm()
 
     def forget(self, connection: Connection) -> None:
         """Forget what was kept for a client that will not come back."""
@@ -288,7 +289,7 @@ class TcpServer:
         self._own(connection, session)
         if self.journal is not None:
             self.journal.record(Opened(session, ttl))
-        self._set_timer()
+        self._set_alarm()
         return session, self.commit(owned(writes, session), when) if writes else None
 
     def keep_alive(self, connection: Connection, session: str) -> bool:
@@ -348,33 +349,25 @@ class TcpServer:
         for connection in touched:
             connection.push(memo)
 
-    def _set_timer(self) -> None:
+    def _set_alarm(self) -> None:
         due = self.table.next_due()
-        if due is not None:
-            due = max(due, self._no_expiry_before)
-        if self._timer is not None and (due is None or self._timer.when() > due):
-            self._timer.cancel()
-            self._timer = None
-        if due is not None and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_at(due, self._expire)
+        if due is None:
+            self._alarm.cancel()
+        else:
+            self._alarm.set_by(max(due, self._no_expiry_before))
 
-    def _expire(self) -> None:
-        assert self._timer is not None
-        now = clock.now()
-        late = now - self._timer.when()
+    def _expire(self, now: float, late: float) -> None:
         if late > _STALL:
             logger.warning(
                 "the server's event loop stood still for %.1f s; sessions that are due get a moment more", late
             )
             self._no_expiry_before = now + _STALL
-            self._timer = None
-            self._set_timer()
+            self._set_alarm()
             return
-        self._timer = None
         for session in self.table.due(now):
             self.end_session(session)
         self.settle()
-        self._set_timer()
+        self._set_alarm()
 
     def _fail(self, error: Exception) -> None:
         """The disk has failed: what the table holds is not what a restart would find. Nothing more is served.

@@ -2,8 +2,9 @@
 
 A frame is four bytes of length (big-endian) and a body in msgpack: an array that starts with the message's number.
 After the handshake a client sends requests, each with an id of its own choice; the server answers each request on that
-connection in the order in which they came, and in between pushes ``Changed`` with the id of the ``Follow`` that it
-belongs to. A frame that is too long, or is no message, ends the connection: ``FrameError``.
+connection in the order in which they came, and in between pushes ``Changed`` with the id of the ``Follow``, or of the
+``OpenSession``, that started the watch. A frame that is too long, or is no message, ends the connection
+(``FrameError``).
 
 ::
 

@@ -15,6 +15,7 @@ import pytest
 from rendezvous_async.backends.base import FIRST_WRITES, OWN, Condition, Put
 from rendezvous_async.backends.tcp import Limits, requests, serve, wire
 from rendezvous_async.backends.tcp.auth import new_nonce
+from rendezvous_async.clock import Patience
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
 from rendezvous_async.settings import parse_endpoint
 from tests.backends.tcp.support import RawClient, connected
@@ -286,18 +287,31 @@ async def test_a_commit_that_loses_is_told_of_each_key_once() -> None:
         assert [entry.key for entry in lost.commit.entries] == ["run/a"]
 
 
-@pytest.mark.parametrize("does", ["begins", "watches", "commits"])
-async def test_an_answer_that_is_too_long_is_an_error(monkeypatch: pytest.MonkeyPatch, does: str) -> None:
+async def test_a_watch_whose_first_listing_is_too_long_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_ANSWER", 500)
+    async with serve(port=0) as server, connected(server.endpoint) as backend:
+        await backend.commit(Put("a", b"x" * 1000))
+        async with backend.prepare_watch("a") as watch:
+            _, commit = await backend.begin(20, Patience(10, "begin"), Put("b", b""), watch=watch)
+            assert commit is not None
+            assert commit.won
+            with pytest.raises(RendezvousError, match="ask for less"):
+                await anext(watch)
+        assert len(server.fanout) == 0
+
+
+@pytest.mark.parametrize("begins", [False, True])
+async def test_an_answer_to_a_commit_that_is_too_long_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, begins: bool
+) -> None:
     monkeypatch.setattr(wire, "MAX_ANSWER", 500)
     async with serve(port=0) as server, RawClient.connect(server.endpoint) as peer:
         await peer.greet()
         when = (Condition("run/a", None),)
         peer.send(wire.Transact(1, 1, 0, (Put("run/a", b"x" * 1000),), ()))
         assert isinstance(await peer.read(), wire.Committed)
-        begin = wire.OpenSession(2, 5.0, (Put("run/b", b"", OWN),), when)
-        watch, commit = wire.OpenSession(2, 5.0, names=("run/",)), wire.Transact(2, 2, 1, (), when)
-        asked: dict[str, wire.Request] = {"begins": begin, "watches": watch, "commits": commit}
-        peer.send(asked[does])
+        begin, commit = wire.OpenSession(2, 5.0, (Put("run/b", b"", OWN),), when), wire.Transact(2, 2, 1, (), when)
+        peer.send(begin if begins else commit)
         failed = await peer.read()
         assert isinstance(failed, wire.Failed)
         assert failed.code == wire.FAILED_LIMIT

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import anyio
 import pytest
 
 import rendezvous_async as rdzv
-from tests.backends.tcp.support import Certificates
+from rendezvous_async.backends.base import Put
+from rendezvous_async.backends.tcp import requests, wire
+from rendezvous_async.clock import Patience
+from rendezvous_async.errors import RendezvousConnectionError
+from tests.backends.tcp.support import Certificates, connected
 
 uvloop = pytest.importorskip("uvloop", reason="uvloop is not installed: pip install '.[uvloop]'")
 
@@ -23,6 +28,24 @@ async def meet(**options: Any) -> list[int]:
                 return world.rank
 
         return sorted(await asyncio.gather(one(), one()))
+
+
+async def expire() -> None:
+    """Sessions and patience of odd lengths: uvloop's timers count milliseconds, may be early, and do not tell when."""
+    odd = [0.05 + number * 0.00037 for number in range(40)]
+    async with rdzv.serve("127.0.0.1", 0) as server, connected(server.endpoint) as backend:
+        for seconds in odd:
+            await backend.open_session(seconds)
+        for seconds in odd:
+            with anyio.fail_after(10), pytest.raises(RendezvousConnectionError, match="did not answer"):
+                await backend.commit(Put("key", b""), patience=Patience(seconds, "commit"))
+        with anyio.fail_after(10):
+            await server.without_sessions()
+
+
+def test_what_is_over_in_time_is_over_on_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(requests.ANSWERS, wire.Transact, lambda *_: None)  # no commit is ever answered
+    uvloop.run(expire())
 
 
 def test_nodes_meet_on_uvloop() -> None:
