@@ -48,7 +48,7 @@ def decode(kind: type[R], data: bytes | None, key: str = "") -> R:
         raise RendezvousStateError(f"{_place(kind, key)} {_complaint(kind, data)}")
     try:
         record: R = _DECODERS[kind].decode(memoryview(data)[2:])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError) as error:
         raise RendezvousStateError(f"{_place(kind, key)} is damaged: {error}") from error
     return record
 

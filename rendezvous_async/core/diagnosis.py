@@ -15,6 +15,7 @@ from rendezvous_async.core.ranks import choose
 from rendezvous_async.core.state import Closed, Head, Node, Phase, Seat
 from rendezvous_async.core.tally import tally_of
 from rendezvous_async.settings import Settings
+from rendezvous_async.texts import counted, printable
 
 __all__ = ["Absent", "Present", "Role", "Status", "diagnose"]
 
@@ -40,12 +41,14 @@ class Present(msgspec.Struct, frozen=True):
             world full, ``foreign`` came with other settings.
         rank: In the round, for its members.
         address: What it says other members reach it at.
+        displaced: The address of a live node with the same id whose place it took.
     """
 
     node: str
     role: Role
     rank: int | None = None
     address: str = ""
+    displaced: str = ""
 
 
 class Absent(msgspec.Struct, frozen=True):
@@ -60,7 +63,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         run_id: Which run.
-        settings: What it was started with; None if nobody has founded it yet.
+        settings: What holds for it; None if nobody has founded it yet.
         round: The last round that formed; 0 if none has.
         phase: ``gathering`` or ``formed``.
         here: Every live node, members by rank, then the others as they came.
@@ -99,34 +102,41 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         if self.settings is None:
             return "one of the nodes here is about to found it" if self.here else "nobody has joined yet"
         if self.closed is not None:
-            return f"closed by {self.closed.by or 'an unnamed node'}: {self.closed.reason or 'no reason given'}"
+            return f"closed by {self.closed.in_words}"
         if self.phase is Phase.FORMED:
             holding = len(self.nodes(Role.MEMBER))
             size = holding + len(self.nodes(Role.BACK)) + len(self.absent)
             return f"round {self.round} is formed; {holding} of its {size} members hold it"
         at_barrier = len(self.nodes(Role.BACK, Role.WAITING, Role.SPARE))
         low, high = self.settings.min_nodes, self.settings.max_nodes
-        wanted = f"{low} to {high}" if low != high else f"{low}"
+        wanted = f"{low} to {high} nodes" if low != high else counted(low, "node")
         what = f"a round after round {self.round}" if self.round else "its first round"
-        return f"gathering {what}; {at_barrier} of {wanted} nodes are at the barrier"
+        return f"gathering {what}; {at_barrier} of {wanted} {'is' if high == 1 else 'are'} at the barrier"
 
     def _details(self) -> Iterable[tuple[str, str]]:
         here = [
-            f"{present.node} ({present.role}{'' if present.rank is None else f', rank {present.rank}'})"
+            f"{printable(present.node)} ({present.role}{'' if present.rank is None else f', rank {present.rank}'})"
             for present in self.here
         ]
         yield "here", _shorten(here) or "nobody"
         if self.absent:
-            absent = [f"{gone.node} (rank {gone.rank} in round {self.round})" for gone in self.absent]
+            absent = [f"{printable(gone.node)} (rank {gone.rank} in round {self.round})" for gone in self.absent]
             yield "left" if self.closed else "not back", _shorten(absent)
         if self.closed is None and self.settings is not None:
             yield "next", self._next(self.settings)
-            yield "coordinator", self.coordinator or "none yet; a live node takes the post by itself"
+            yield "coordinator", printable(self.coordinator or "") or "none yet; a live node takes the post by itself"
+        twice = [
+            f"{printable(p.node)} (at {printable(p.address)}, before at {printable(p.displaced)})"
+            for p in self.here
+            if p.displaced
+        ]
+        if twice:
+            yield "took the place of a node with the same id that had not left", _shorten(twice)
         foreign = self.nodes(Role.FOREIGN)
         if foreign and self.settings is not None:
-            yield f"with other settings than {self.settings.fingerprint!r}", _shorten(foreign)
+            yield f"with other settings than {self.settings.fingerprint!r}", _shorten(list(map(printable, foreign)))
         if self.damaged:
-            yield "cannot be read", _shorten(list(self.damaged))
+            yield "cannot be read", _shorten(list(map(printable, self.damaged)))
 
     def _next(self, settings: Settings) -> str:
         holding = self.nodes(Role.MEMBER)
@@ -134,7 +144,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
             waiting = self.nodes(Role.BACK, Role.WAITING)
             if not waiting and not self.absent:
                 return "nothing is due; the members keep the round"
-            return f"the next round gathers when these return or leave: {_shorten(holding)}"
+            return f"the next round gathers when these return or leave: {_shorten(list(map(printable, holding)))}"
         if self.missing:
             return f"{self.missing} more must join before a round can form"
         return (
@@ -161,7 +171,7 @@ def diagnose(
     """
     if head is None:
         early = sorted(records, key=lambda record: record[2])
-        here = tuple(Present(node, Role.WAITING, None, record.address) for node, record, _ in early)
+        here = tuple(Present(node, Role.WAITING, None, record.address, record.displaced) for node, record, _ in early)
         return Status(run_id=run_id, here=here, coordinator=coordinator)
     tally = tally_of(head, seats, records)
     held = bool(tally.holding)
@@ -180,7 +190,8 @@ def diagnose(
             role = Role.BACK
         else:
             role = Role.WAITING if node in chosen else Role.SPARE
-        return Present(node, role, rank, tally.records[node][0].address)
+        record, _ = tally.records[node]
+        return Present(node, role, rank, record.address, record.displaced)
 
     def place(shown: Present) -> tuple[bool, int]:
         return shown.rank is None, shown.rank if shown.rank is not None else tally.records[shown.node][1]

@@ -17,6 +17,9 @@ if somebody here held the last round (processors stand idle), is never extended 
 ``max``; the others are spares. The round's number is one more than the head or anybody at all remembers. Seats name the
 arrival that they are given to and the attempt that gives them, and count only once the head names that attempt.
 
+**Settings.** Nodes may come with different ones; ``core/agreement.py`` says whose hold. A coordinator whose settings
+are outnumbered while it gathers hands the head over, and the post with it.
+
 **Closed** beats everything and is final.
 
 A node reads the same head with ``admit`` while it is at the barrier, and with ``change_of`` once it is in. Priority in
@@ -29,20 +32,23 @@ when it last counted) goes in and out as ``Notes``. A ``Wait`` lies in the futur
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from enum import Enum
 from typing import TypeAlias
 
 import msgspec
 
+from rendezvous_async.core.agreement import prevailing
 from rendezvous_async.core.ranks import assign_ranks, choose
 from rendezvous_async.core.state import Closed, Head, Last, Phase, Seat, Stamp
 from rendezvous_async.core.tally import Tally
-from rendezvous_async.settings import Settings
+from rendezvous_async.settings import Settings, settings_of
 
 __all__ = [
     "Admission",
     "Change",
     "Form",
+    "HandOver",
     "Joined",
     "Mismatch",
     "Notes",
@@ -53,6 +59,8 @@ __all__ = [
     "Wait",
     "admit",
     "change_of",
+    "changes_of",
+    "first_wanted",
     "step",
 ]
 
@@ -87,7 +95,13 @@ class Form(msgspec.Struct, frozen=True):
     seats: dict[str, Seat]
 
 
-Step: TypeAlias = Wait | Rewrite | Form
+class HandOver(msgspec.Struct, frozen=True):
+    """Write this head, which has the settings of others, and give up the post."""
+
+    head: Head
+
+
+Step: TypeAlias = Wait | Rewrite | Form | HandOver
 
 
 def step(tally: Tally, notes: Notes, now: float, attempt: str) -> tuple[Step, Notes]:
@@ -106,7 +120,9 @@ def step(tally: Tally, notes: Notes, now: float, attempt: str) -> tuple[Step, No
 
 def _count(tally: Tally, notes: Notes, now: float) -> tuple[Step, Notes]:
     head = tally.head
-    counted = msgspec.structs.replace(head, phase=Phase.FORMED, waiting=tally.waiting, lost=tally.lost)
+    counted = msgspec.structs.replace(
+        head, phase=Phase.FORMED, waiting=tally.waiting, returned=len(tally.returned), lost=tally.lost
+    )
     if counted == head:
         return Wait(), Notes(counted_at=notes.counted_at)
     if notes.counted_at is not None:
@@ -118,6 +134,9 @@ def _count(tally: Tally, notes: Notes, now: float) -> tuple[Step, Notes]:
 
 def _gather(tally: Tally, notes: Notes, now: float, attempt: str) -> tuple[Step, Notes]:
     head, settings = tally.head, tally.head.settings
+    wanted = settings_of(prevailing(tally)) if tally.rivals else settings
+    if wanted is not None and wanted != settings:
+        return HandOver(head.under(wanted)), Notes()
     if tally.at_barrier >= settings.max_nodes:
         return _form(tally, attempt), Notes()
     enough = tally.at_barrier >= settings.min_nodes
@@ -130,8 +149,7 @@ def _gather(tally: Tally, notes: Notes, now: float, attempt: str) -> tuple[Step,
             return _form(tally, attempt), Notes()
     notes = Notes(last_call_ends=ends)
     if head.phase is Phase.FORMED:
-        gathering = msgspec.structs.replace(head, phase=Phase.GATHERING, waiting=0, lost=0)
-        return Rewrite(gathering), notes
+        return Rewrite(head.under(settings)), notes
     return Wait() if ends is None else _wait_until(ends, now), notes
 
 
@@ -226,17 +244,28 @@ class Change(Enum):
     NODES_WAITING = "nodes_waiting"
 
 
-def change_of(head: Head | None, held: Joined) -> Change | None:
-    """Return what has happened to a world that this node holds, the most final if there are several; None if nothing.
+def changes_of(head: Head | None, held: Joined) -> tuple[Change, ...]:
+    """Return everything that has happened to a world that this node holds, the most final first.
 
-    A node is out when the head is of another round, or of a phase in which nobody holds this one, or gone.
+    A node is out when the head is of another round, or of a phase in which nobody holds this one, or gone. What such a
+    head counts is not about this world.
     """
     if head is not None and head.closed is not None:
-        return Change.CLOSED
+        return (Change.CLOSED,)
     if head is None or head.round != held.round or head.token != held.token or head.phase is Phase.GATHERING:
-        return Change.EVICTED
-    if head.lost:
-        return Change.MEMBER_LOST
-    if head.waiting:
-        return Change.NODES_WAITING
-    return None
+        return (Change.EVICTED,)
+    counts = ((Change.MEMBER_LOST, head.lost), (Change.NODES_WAITING, head.waiting))
+    return tuple([change for change, count in counts if count])
+
+
+def change_of(head: Head | None, held: Joined) -> Change | None:
+    """Return the most final thing that has happened to a world that this node holds; None if nothing has."""
+    return next(iter(changes_of(head, held)), None)
+
+
+def first_wanted(changes: Iterable[Change], wanted: Container[Change]) -> Change | None:
+    """Return the most final of ``changes`` that is wanted, or that ends the world: nothing comes after that."""
+    return next((change for change in changes if change in wanted or change in _THE_END), None)
+
+
+_THE_END = frozenset({Change.CLOSED, Change.EVICTED})

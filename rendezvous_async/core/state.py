@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from rendezvous_async.settings import Settings, decode_segment, encode_segment
+from rendezvous_async.texts import printable
 
 __all__ = ["Closed", "Head", "Last", "Member", "Node", "Phase", "Post", "Seat", "Stamp"]
 
@@ -30,6 +31,9 @@ COORDINATOR = "coordinator"
 FORMING = "forming"
 NODES = "nodes/"
 SEATS = "seats/"
+
+LIFE_LENGTH = 8
+"""So many characters of an arrival are the same for all arrivals of one ``Rendezvous``."""
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Text = Annotated[str, Meta(max_length=1024)]
@@ -51,17 +55,23 @@ class Closed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str
     by: str
 
+    @property
+    def in_words(self) -> str:
+        """Who and why, safe to show."""
+        return f"{printable(self.by) or 'an unnamed node'}: {printable(self.reason) or 'no reason given'}"
+
 
 class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The state of the run, in a few words.
 
     Attributes:
-        settings: What the run was started with.
+        settings: What holds for the run.
         round: The last round that formed; 0 if none has.
         phase: Whether that round is still held.
         attempt: The attempt that formed it; a seat with another attempt id does not count.
         size: How many members it has.
         waiting: While formed: returned members, and newcomers for whom there is room.
+        returned: While formed: members that are back at the barrier; they are among those that wait.
         lost: While formed: members that died or left and are not back.
         token: The round's fencing token. None in the very commit that forms the round: that commit's revision is it.
         closed: Set once, for good.
@@ -73,6 +83,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     attempt: Text = ""
     size: Count = 0
     waiting: Count = 0
+    returned: Count = 0
     lost: Count = 0
     token: Stamp | None = None
     closed: Closed | None = None
@@ -80,6 +91,10 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def stamped(self, stamp: Stamp) -> Head:
         """Return this head, read from an entry with the token ``stamp``, with the round's token filled in."""
         return self if self.round == 0 or self.token is not None else msgspec.structs.replace(self, token=stamp)
+
+    def under(self, settings: Settings) -> Head:
+        """Return the head as it is while the next round gathers under these settings."""
+        return msgspec.structs.replace(self, settings=settings, phase=Phase.GATHERING, waiting=0, returned=0, lost=0)
 
 
 class Last(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,15 +104,16 @@ class Last(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank: Count
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A node's own record: one arrival at the barrier.
 
     Attributes:
-        arrival: A fresh id for each call of ``join()``.
+        arrival: A fresh id for each call of ``join()``; its start is the same for all those of one ``Rendezvous``.
         fingerprint: Of the node's settings; a node with others is no candidate.
         last: What it held before, if anything.
         address: How other members reach it; free text.
         labels: What it says about itself, for example its rack.
+        displaced: The address of a live node with the same id whose place it took.
     """
 
     arrival: Text
@@ -105,6 +121,11 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     last: Last | None = None
     address: Text = ""
     labels: Labels = {}
+    displaced: Text = ""
+
+    def is_of_one_life_with(self, other: Node) -> bool:
+        """Tell whether one ``Rendezvous`` has written both records."""
+        return self.arrival[:LIFE_LENGTH] == other.arrival[:LIFE_LENGTH]
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,18 +9,21 @@ steps and not a thousand looks at everybody.
     holding      members whose record names the arrival that their seat was given to: they are in the round
     returned     members whose record names a newer arrival: they are back at the barrier
     newcomers    everybody else with the run's settings
-    foreign      nodes with other settings: no candidates
+    foreign      nodes with other settings: no candidates, but counted by their settings (``rivals``)
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from rendezvous_async.core.ranks import Candidate
 from rendezvous_async.core.state import Head, Node, Seat
 
 __all__ = ["Tally"]
+
+K = TypeVar("K", int, str)
 
 
 class Tally:
@@ -40,6 +43,7 @@ class Tally:
         self.returned: set[str] = set()
         self.newcomers: set[str] = set()
         self.foreign: set[str] = set()
+        self.rivals: Counter[str] = Counter()
         self._last_rounds: Counter[int] = Counter()
         self._last_rounds_of_foreign: Counter[int] = Counter()
 
@@ -55,6 +59,8 @@ class Tally:
         self.records[node] = (record, order)
         group = self._group(node, record)
         group.add(node)
+        if record.fingerprint != self._fingerprint:
+            self.rivals[record.fingerprint] += 1
         if record.last is not None:
             self._rounds_of(group)[record.last.round] += 1
 
@@ -65,11 +71,10 @@ class Tally:
             return
         group = self._group(node, record)
         group.discard(node)
+        if record.fingerprint != self._fingerprint:
+            _count_down(self.rivals, record.fingerprint)
         if record.last is not None:
-            rounds = self._rounds_of(group)
-            rounds[record.last.round] -= 1
-            if not rounds[record.last.round]:
-                del rounds[record.last.round]
+            _count_down(self._rounds_of(group), record.last.round)
 
     def follow(self, head: Head) -> None:
         """Take a head of the same round that was rewritten: counts, phase, closed."""
@@ -137,6 +142,12 @@ class Tally:
         if seat is None:
             return self.newcomers
         return self.holding if seat.arrival == record.arrival else self.returned
+
+
+def _count_down(counter: Counter[K], key: K) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]
 
 
 def tally_of(head: Head, seats: Mapping[str, Seat], records: Iterable[tuple[str, Node, int]]) -> Tally:

@@ -89,6 +89,7 @@ heads = st.builds(
     attempt=texts,
     size=counts,
     waiting=counts,
+    returned=counts,
     lost=counts,
     token=st.none() | st.tuples(texts, st.integers(0, 2**40)),
     closed=st.none() | st.builds(Closed, texts, texts),

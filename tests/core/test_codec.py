@@ -190,3 +190,71 @@ def test_text_that_is_no_utf8_is_a_state_error() -> None:
 def test_equal_settings_have_equal_fingerprints() -> None:
     assert Settings(2, 4).fingerprint == Settings(2, 4, "sticky", 30.0, 3.0).fingerprint
     assert len({Settings(2, 4).fingerprint, Settings(2, 5).fingerprint, Settings(2, 4, "sorted").fingerprint}) == 3
+
+
+def record_of_size(size: int) -> Node:
+    """Return a record whose bytes are exactly so many."""
+    small = record("a1", labels={str(number): "x" * 1000 for number in range(64)})
+    spare = size - len(encode(small))
+    assert 0 < spare < 64 * 24
+    labels = dict(small.labels)
+    for name in labels:
+        more = min(spare, 24)
+        labels[name] += "x" * more
+        spare -= more
+    return msgspec.structs.replace(small, labels=labels)
+
+
+def test_a_record_may_be_as_large_as_the_limit_and_no_larger() -> None:
+    assert MAX_RECORD == 65536
+    largest = record_of_size(MAX_RECORD)
+    data = encode(largest)
+    assert len(data) == MAX_RECORD
+    assert decode(Node, data) == largest
+    with pytest.raises(ValueError, match="at most 65536 bytes, not 65537"):
+        encode(record_of_size(MAX_RECORD + 1))
+    with pytest.raises(RendezvousStateError, match="has 65537 bytes, more than the 65536"):
+        decode(Node, data + b"x")
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (None, "is cut short: None"),
+        (b"\x01", "is cut short"),
+        (b"\x01N", "is damaged"),
+        (b"\x02N", "was written by a newer rendezvous_async"),
+        (b"\x01S", "is not a Node record"),
+        (b"\x02S", "is not a Node record"),
+        (b"\x01S" + b"x" * (MAX_RECORD - 2), "is not a Node record"),
+    ],
+)
+def test_what_is_wrong_is_told(data: bytes | None, complaint: str) -> None:
+    with pytest.raises(RendezvousStateError, match=complaint):
+        decode(Node, data)
+
+
+def test_the_limits_of_a_record_are_these() -> None:
+    """Whatever is over them is refused, and what is at them is not: other versions count on it."""
+    seat = Seat(round=2**53, attempt="x" * 1024, arrival="a", rank=0, labels={str(n): "" for n in range(64)})
+    assert decode(Seat, encode(seat)) == seat
+    fields = msgspec.to_builtins(seat)
+    assert isinstance(fields, dict)
+    for wrong in (
+        {"round": 2**53 + 1},
+        {"round": -1},
+        {"attempt": "x" * 1025},
+        {"labels": {str(n): "" for n in range(65)}},
+    ):
+        with pytest.raises(RendezvousStateError, match="is damaged"):
+            decode(Seat, packed(Seat, fields | wrong))
+
+
+@pytest.mark.parametrize(
+    "value", [HEAD, record("a1"), Seat(round=1, attempt="", arrival="", rank=0), Post("a")], ids=kind_of
+)
+def test_a_field_that_is_not_known_is_refused(value: Record) -> None:
+    fields = msgspec.to_builtins(value)
+    assert isinstance(fields, dict)
+    with pytest.raises(RendezvousStateError, match="is damaged"):
+        decode(kind_of(value), packed(kind_of(value), fields | {"later": 1}))

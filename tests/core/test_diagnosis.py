@@ -57,6 +57,11 @@ def test_too_few_are_here() -> None:
     )
 
 
+def test_one_node_is_not_1_nodes() -> None:
+    shown = Status(run_id="job-7", settings=Settings(1, 1), missing=1)
+    assert text(shown).startswith("run 'job-7': gathering its first round; 0 of 1 node is at the barrier")
+
+
 def test_the_last_call_runs() -> None:
     shown = status(Head(settings=TWO_TO_FOUR), {}, fresh("abc"))
     assert text(shown) == lines(
@@ -167,3 +172,47 @@ def test_a_thousand_nodes_are_not_a_thousand_names() -> None:
     assert shown.missing == 1000
     assert f"node0015 (waiting) and {1000 - SHOW_AT_MOST} more" in text(shown)
     assert len(text(shown)) < 1000
+
+
+def test_before_the_first_head_nodes_stand_in_the_order_of_their_arrival() -> None:
+    here = diagnose(
+        "job-7", None, {}, [("b", record("b1"), 3), ("c", record("c1"), 1), ("a", record("a1"), 2)], None
+    ).here
+    assert [each.node for each in here] == ["c", "a", "b"]
+
+
+def test_those_without_a_rank_stand_last_in_the_order_of_their_arrival() -> None:
+    head, seats = formed("ab")
+    shown = status(head, seats, {"d": record("d1"), "b": record("b1"), "c": record("c1"), "a": record("a1")})
+    assert [each.node for each in shown.here] == ["a", "b", "d", "c"]
+
+
+def test_as_many_wait_as_there_are_places() -> None:
+    """While gathering nobody holds a place: four of five are to be in."""
+    shown = status(Head(settings=TWO_TO_FOUR), {}, fresh("abcde"))
+    assert [each.role for each in shown.here] == [Role.WAITING] * 4 + [Role.SPARE]
+
+
+def test_nobody_is_missing_from_a_run_that_is_closed() -> None:
+    assert status(Head(settings=TWO_TO_FOUR, closed=Closed("done", "a")), {}, fresh("a")).missing == 0
+
+
+def test_members_that_are_gone_are_waited_for_by_those_who_hold_the_round() -> None:
+    head, seats = formed("ab", lost=1)
+    shown = status(head, seats, {"a": record("a1")})
+    assert "next: the next round gathers when these return or leave: a" in text(shown)
+
+
+def test_a_round_that_nobody_holds_is_over() -> None:
+    """All members are back: the next round gathers, whatever the head still says."""
+    head, seats = formed("ab")
+    shown = status(head, seats, {"a": record("a2", (1, 0)), "b": record("b2", (1, 1))})
+    assert shown.phase is Phase.GATHERING
+    assert "next: the last call runs" in text(shown)
+
+
+def test_only_the_first_names_are_shown() -> None:
+    names = [f"n{number:02}" for number in range(SHOW_AT_MOST + 1)]
+    for count, ending in ((SHOW_AT_MOST, names[SHOW_AT_MOST - 1]), (SHOW_AT_MOST + 1, "and 1 more")):
+        shown = Status(run_id="job", settings=TWO_TO_FOUR, damaged=tuple(names[:count]))
+        assert text(shown).endswith(ending)

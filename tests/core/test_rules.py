@@ -14,6 +14,7 @@ from rendezvous_async.core.rules import (
     COUNT_EVERY_PER_MEMBER,
     Change,
     Form,
+    HandOver,
     Joined,
     Mismatch,
     Notes,
@@ -23,6 +24,8 @@ from rendezvous_async.core.rules import (
     Wait,
     admit,
     change_of,
+    changes_of,
+    first_wanted,
     step,
 )
 from rendezvous_async.core.state import Closed, Head, Last, Node, Phase, Seat
@@ -175,7 +178,10 @@ def test_a_newcomer_waits_and_members_learn_of_it_at_once() -> None:
 
 def test_a_member_that_returned_counts_as_waiting() -> None:
     tally = held("ab", fresh("a") | back("b", "ab"))
-    assert step(tally, Notes(), NOW, "new") == (Rewrite(replace(tally.head, waiting=1)), Notes(counted_at=NOW))
+    assert step(tally, Notes(), NOW, "new") == (
+        Rewrite(replace(tally.head, waiting=1, returned=1)),
+        Notes(counted_at=NOW),
+    )
 
 
 def test_a_member_that_died_or_left_counts_as_lost() -> None:
@@ -185,12 +191,12 @@ def test_a_member_that_died_or_left_counts_as_lost() -> None:
 
 def test_a_lost_member_that_is_back_waits_and_is_no_longer_lost() -> None:
     tally = held("ab", fresh("a") | {"b": record("b2")}, lost=1)
-    assert step(tally, Notes(), NOW, "new")[0] == Rewrite(replace(tally.head, waiting=1, lost=0))
+    assert step(tally, Notes(), NOW, "new")[0] == Rewrite(replace(tally.head, waiting=1, returned=1, lost=0))
 
 
 def test_waiting_is_returned_plus_newcomers_for_whom_there_is_room() -> None:
     tally = held("abc", fresh("ab") | back("c", "abc") | fresh("xyz"))
-    assert step(tally, Notes(), NOW, "new")[0] == Rewrite(replace(tally.head, waiting=2))
+    assert step(tally, Notes(), NOW, "new")[0] == Rewrite(replace(tally.head, waiting=2, returned=1))
 
 
 def test_spares_never_count() -> None:
@@ -363,7 +369,7 @@ def test_a_step_that_was_done_is_not_asked_for_again(names: str, seated: str) ->
             tally.follow(head)
         case Form(head, seats):
             tally = tally.succeeded_by(head.stamped(STAMP), seats)
-        case Wait():
+        case Wait() | HandOver():
             pass
     assert not isinstance(step(tally, notes, NOW, "newer")[0], Rewrite | Form)
 
@@ -493,3 +499,28 @@ def test_closed_beats_every_other_change(head: Head) -> None:
 
 def test_changes_are_listed_the_most_final_first() -> None:
     assert [change.name for change in Change] == ["CLOSED", "EVICTED", "MEMBER_LOST", "NODES_WAITING"]
+
+
+def test_everything_that_is_true_is_told() -> None:
+    assert changes_of(formed("ab", waiting=1, lost=1)[0], HELD) == (Change.MEMBER_LOST, Change.NODES_WAITING)
+    assert changes_of(formed("ab")[0], HELD) == ()
+
+
+def test_the_counts_of_another_round_are_not_about_this_world() -> None:
+    assert changes_of(formed("bc", round=2, waiting=1, lost=1)[0], HELD) == (Change.EVICTED,)
+
+
+def test_the_end_of_the_world_is_always_wanted() -> None:
+    both = (Change.MEMBER_LOST, Change.NODES_WAITING)
+    assert first_wanted(both, both) is Change.MEMBER_LOST
+    assert first_wanted(both, (Change.NODES_WAITING,)) is Change.NODES_WAITING
+    assert first_wanted(both, (Change.EVICTED,)) is None
+    assert first_wanted((Change.EVICTED,), (Change.NODES_WAITING,)) is Change.EVICTED
+    assert first_wanted((Change.CLOSED,), ()) is Change.CLOSED
+
+
+def test_admit_waits_for_the_token_of_the_round() -> None:
+    """A head as it was committed, before its entry's revision was read, has none to fence with."""
+    head, seats = formed("ab")
+    unstamped = msgspec.structs.replace(head, token=None)
+    assert admit(unstamped, seats["a"], "a1", TWO_TO_FOUR, None) == Pending()

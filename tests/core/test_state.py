@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rendezvous_async.core import codec, diagnosis, ranks, rules, state
 from rendezvous_async.core.state import Head, Last, Node, Phase, Seat, node_key, node_of, round_key, seat_key
 from tests.core.make import STAMP, TWO_TO_FOUR, formed
 
@@ -57,3 +58,39 @@ def test_records_are_frozen(value: msgspec.Struct) -> None:
     field = value.__struct_fields__[0]
     with pytest.raises(AttributeError):
         setattr(value, field, None)
+
+
+def test_every_value_of_the_core_is_frozen() -> None:
+    """Rules hand values on; nobody changes one that somebody else holds."""
+    for module in (codec, diagnosis, ranks, rules, state):
+        for name, value in vars(module).items():
+            if isinstance(value, type) and issubclass(value, msgspec.Struct):
+                assert value.__struct_config__.frozen, f"{module.__name__}.{name}"
+
+
+def test_a_status_is_made_by_keywords_alone() -> None:
+    assert diagnosis.Status(run_id="job").missing == 0
+    with pytest.raises(TypeError):
+        diagnosis.Status("job")  # type: ignore[call-arg]
+
+
+def test_a_head_is_made_by_keywords_alone_and_is_of_nobody_at_first() -> None:
+    assert Head(settings=TWO_TO_FOUR) == Head(settings=TWO_TO_FOUR, round=0, size=0, waiting=0, lost=0)
+    with pytest.raises(TypeError):
+        Head(TWO_TO_FOUR)  # type: ignore[call-arg]
+
+
+def test_an_arrival_tells_the_life_that_it_belongs_to_by_its_first_characters() -> None:
+    assert state.LIFE_LENGTH == 8, "nodes of other versions compare as many"
+
+
+def test_records_are_strict() -> None:
+    for strict in (Head, Last, Node, Seat, state.Post):
+        assert strict.__struct_config__.forbid_unknown_fields, strict
+    by_keywords: tuple[type[msgspec.Struct], ...] = (Head, Node, Seat)
+    for record in by_keywords:
+        with pytest.raises(TypeError, match="positional"):
+            record(*record.__struct_fields__)
+    assert b"labels" not in msgspec.msgpack.encode(Node(arrival="a1", fingerprint="")), (
+        "each node has one: keep it small"
+    )

@@ -159,3 +159,9 @@ def test_a_survivor_is_a_candidate_that_held_the_last_round() -> None:
 def test_a_node_with_other_settings_is_no_survivor() -> None:
     tally = roster_of(HEAD, SEATS, {"x": record("x1", last=(3, 0), settings=OTHER), "y": record("y1")})
     assert not tally.has_survivor
+
+
+def test_only_members_of_the_last_round_keep_a_claim_to_their_rank() -> None:
+    """A node that was in an older round comes back as a newcomer."""
+    tally = roster_of(HEAD, SEATS, {"a": record("a2", (3, 0)), "d": record("d1", (2, 1)), "e": record("e1")})
+    assert {each.node: each.rank for each in tally.candidates()} == {"a": 0, "d": None, "e": None}
