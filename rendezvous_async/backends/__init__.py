@@ -13,7 +13,10 @@ from typing import Any
 
 import anyio
 
+from rendezvous_async import clock
 from rendezvous_async.backends.base import Backend
+from rendezvous_async.backends.options import check_options
+from rendezvous_async.backends.outage import Outage
 from rendezvous_async.settings import Endpoint, check_id, parse_endpoint
 
 __all__ = ["Backend", "open_backend"]
@@ -25,18 +28,29 @@ _OPENERS = {
     "etcds": ("rendezvous_async.backends.etcd", "open_etcd"),
     "file": ("rendezvous_async.backends.file", "open_file"),
 }
+_REMOTE = frozenset({"tcp", "etcd", "etcds"})
 
 
-async def start_backend(endpoint: str | Endpoint, run_id: str, **options: Any) -> Backend:
-    """Open the backend of ``endpoint``; the caller closes it. Options of the endpoint's query count as keywords."""
+async def start_backend(
+    endpoint: str | Endpoint, run_id: str, *, outage: Outage | None = None, **options: Any
+) -> Backend:
+    """Open the backend of ``endpoint``; the caller closes it. Options of the endpoint's query count as keywords.
+
+    Args:
+        endpoint: As for ``open_backend``.
+        run_id: As for ``open_backend``.
+        outage: Told when the backend cannot be reached; by default one that names the run and the endpoint in the log.
+        **options: As for ``open_backend``.
+    """
+    clock.check_asyncio()
     check_id("run_id", run_id)
-    where = parse_endpoint(endpoint) if isinstance(endpoint, str) else endpoint
-    both = sorted(options.keys() & where.options.keys())
-    if both:
-        raise ValueError(f"option {both[0]!r} is given both in the endpoint {str(where)!r} and as a keyword")
+    where = endpoint if isinstance(endpoint, Endpoint) else parse_endpoint(endpoint)
+    given = check_options(where, options)
     module, function = _OPENERS[where.scheme]
     opener = getattr(import_module(module), function)
-    backend = await opener(where, run_id, **options, **where.options)
+    if where.scheme in _REMOTE:
+        given["outage"] = outage or Outage(f"run {run_id!r}", where)
+    backend = await opener(where, run_id, **given)
     assert isinstance(backend, Backend)
     return backend
 

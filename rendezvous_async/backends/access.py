@@ -5,8 +5,10 @@ The command and the classic interface take the same few options for every backen
 
 from __future__ import annotations
 
-__all__ = ["TLS_FILES", "access_options"]
+__all__ = ["SECRETS", "TLS_FILES", "access_options"]
 
+SECRETS = ("secret", "password")
+"""Options of an endpoint that nobody else may see."""
 TLS_FILES = ("tls_ca", "tls_cert", "tls_key")
 
 

@@ -84,6 +84,21 @@ class Backend(ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} run={self.run_id!r}>"
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the backend cannot be reached now, in words; None if it can be, or if that is not known."""
+        return None
+
+    @property
+    def local_address(self) -> str:
+        """The address from which this machine reaches the backend now; empty if that is not known."""
+        return ""
+
+    @property
+    def seen_address(self) -> str:
+        """The same address as the server sees it, which is another one behind NAT; empty if that is not known."""
+        return ""
+
     async def get(self, key: str) -> Entry | None:
         """Return the entry at ``key``, or None."""
         entry = await self._get(self.prefix + check_key(key))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
 from rendezvous_async.backends.names import subtrees_of
@@ -38,14 +38,26 @@ class Fanout(Generic[W]):
                 if not watchers:
                     del self._watchers[name]
 
-    def concerned(self, keys: Iterable[str]) -> list[W]:
+    def concerned(self, keys: Sequence[str]) -> list[W]:
         """Return the watchers of any of ``keys``, each once, in a repeatable order."""
-        found: dict[W, None] = {}
         if not self._watchers:
             return []
-        for key in keys:
-            for name in (key, *subtrees_of(key)):
-                watchers = self._watchers.get(name)
-                if watchers is not None:
-                    found.update(watchers)
+        found: dict[W, None] = {}
+        for name in _names_of(keys):
+            watchers = self._watchers.get(name)
+            if watchers is not None:
+                found.update(watchers)
         return list(found)
+
+
+def _names_of(keys: Sequence[str]) -> Iterable[str]:
+    """Return the keys and all subtrees that hold one of them, each once, however often it is there."""
+    if len(keys) == 1:
+        return (keys[0], *subtrees_of(keys[0]))
+    names: dict[str, None] = {}
+    for key in keys:
+        names[key] = None
+        if key[: key.rfind("/") + 1] not in names:
+            for subtree in subtrees_of(key):
+                names[subtree] = None
+    return names

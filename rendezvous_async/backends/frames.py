@@ -28,7 +28,6 @@ __all__ = ["Committed", "Ended", "Forgotten", "Opened", "Raised", "Record"]
 
 MAX_FRAME = 32 * 1024 * 1024
 """How many bytes of records one frame holds at most; a single record must fit."""
-MAX_SNAPSHOT = 1024 * 1024 * 1024
 _MARK = b"\xd7R"
 _HEAD = struct.Struct(">2sII")
 _CHECK = struct.Struct(">I")
@@ -103,10 +102,10 @@ def replay(table: Table, records: Iterable[Record], now: float) -> None:
             raise RendezvousStateError(f"{str(record)[:200]} cannot have followed revision {table.revision}")
 
 
-def frame(payload: bytes, limit: int = MAX_FRAME) -> bytes:
+def frame(payload: bytes) -> bytes:
     """Return ``payload`` as one frame."""
-    if len(payload) > limit:
-        raise ValueError(f"a frame of the log holds at most {limit} bytes, not {len(payload)}")
+    if len(payload) > MAX_FRAME:
+        raise ValueError(f"a frame of the log holds at most {MAX_FRAME} bytes, not {len(payload)}")
     head = _HEAD.pack(_MARK, len(payload), zlib.crc32(payload))
     return b"".join((head, _CHECK.pack(zlib.crc32(head)), payload, _END))
 
@@ -139,7 +138,7 @@ def read_records(payload: memoryview) -> list[Record]:
     """Return the records of a frame's payload."""
     try:
         return _decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:
         raise RendezvousStateError(f"a sound frame holds what is not a record of this version: {error}") from None
 
 

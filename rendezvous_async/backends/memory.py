@@ -117,8 +117,7 @@ class MemoryBackend(Backend):
         return session, commit
 
     def _open(self, table: Table, ttl: float) -> Session:
-        now = clock.now()
-        session = _MemorySession(table.open_session(ttl, now), ttl, now, self)
+        session = _MemorySession(table.open_session(ttl, clock.now()), ttl, clock.lease_now(), self)
         self.server.settle()
         return session
 
@@ -198,8 +197,4 @@ def memory_server(name: str) -> MemoryServer:
 
 async def open_memory(endpoint: Endpoint, run_id: str, **options: object) -> Backend:
     """Open ``memory://name``."""
-    namespace = options.pop("namespace", DEFAULT_NAMESPACE)
-    unknown = sorted(options)
-    if unknown:
-        raise ValueError(f"memory:// takes no option {unknown[0]!r}; it knows namespace")
-    return MemoryBackend(memory_server(endpoint.path), run_id, str(namespace))
+    return MemoryBackend(memory_server(endpoint.path), run_id, str(options.get("namespace", DEFAULT_NAMESPACE)))

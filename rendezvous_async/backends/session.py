@@ -20,9 +20,12 @@ class Session(ABC):
     Attributes:
         id: Names it in entries.
         ttl: Seconds, as granted; the backend ends the session so long after the last keep-alive.
-        deadline: By this process's own clock, when its owner must count itself out: the send time of the last
-            keep-alive that was answered, plus three quarters of the TTL.
+        deadline: By ``clock.lease_now()``, when its owner must count itself out: the send time of the last keep-alive
+            that was answered, plus three quarters of the TTL.
         lost: Set when the backend has said that the session is over. Silence never sets it: look at the deadline.
+
+    Args:
+        sent_at: When the request that opened it was sent, by ``clock.lease_now()``.
     """
 
     def __init__(self, id: str, ttl: float, sent_at: float) -> None:
@@ -41,7 +44,7 @@ class Session(ABC):
             RendezvousSessionError: The backend has ended the session; ``lost`` is set.
             RendezvousConnectionError: No answer; the session may or may not be alive.
         """
-        sent_at = clock.now()
+        sent_at = clock.lease_now()
         await (self._refresh() if patience is None else self._refresh_within(patience))
         self.deadline = max(self.deadline, sent_at + OUT_AFTER * self.ttl)
 

@@ -4,28 +4,30 @@ No I/O and no clock: whoever owns a table passes ``now`` in and wakes the watche
 names. Every operation is deterministic, so a log of the calls that changed something replays to the same table; the
 memory backend, the TCP server and the file backend share it.
 
-A change is known by its key alone. ``_entries`` has the keys that exist in the order of their last put, ``_graves`` the
-keys that are gone in the order of their deletion; what changed after revision r is found by walking both from the end.
-So a watcher needs no queue, only its position, and the cost of a slow one is nothing. The graves are bounded: when the
-oldest are dropped, ``_horizon`` rises, and a watch from before it is given a complete listing.
+A change is known by its key alone. ``_living`` has the keys of each subtree in the order of their last put, ``_graves``
+those that are gone in the order of their deletion; what changed there after revision r is found by walking both from
+the end, and costs only what is found. So a watcher needs no queue, only its position; one from before the horizon of
+the graves is given a complete listing.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
 from rendezvous_async.backends.answers import LATE, Answers, CommitId
 from rendezvous_async.backends.base import Commit, Condition, Delete, Entry, Listing, Token, Write
-from rendezvous_async.backends.names import subtrees_of
+from rendezvous_async.backends.graves import Graves
+from rendezvous_async.backends.trees import Trees
+from rendezvous_async.backends.usage import Usage
 from rendezvous_async.errors import RendezvousSessionError
 
 __all__ = ["CommitId", "Lease", "Snapshot", "Table"]
 
-MAX_GRAVES = 4096
+MIN_EXPIRIES = 64
 
 
 class Lease(msgspec.Struct):
@@ -63,23 +65,19 @@ class Table:
     Args:
         epoch: Names this history; a table that cannot continue an earlier one needs a new name.
         revision: Where to start counting.
-
-    Attributes:
-        size: Of all keys and values: characters and bytes.
     """
 
     def __init__(self, epoch: str, revision: int = 0) -> None:
         self.epoch = epoch
         self.revision = revision
-        self.size = 0
+        self.usage = Usage()
         self._entries: OrderedDict[str, Entry] = OrderedDict()
-        self._graves: OrderedDict[str, int] = OrderedDict()
-        self._horizon = revision
-        self._subtrees: dict[str, dict[str, None]] = {}
+        self._graves = Graves(revision)
+        self._living = Trees()
         self._sessions: dict[str, Lease] = {}
         self._expiries: list[tuple[float, str]] = []
         self._opened = 0
-        self._answers = Answers()
+        self._answers = Answers(self.usage)
         self._changed: list[str] = []
 
     def __repr__(self) -> str:
@@ -92,6 +90,11 @@ class Table:
     def token(self) -> Token:
         """This moment."""
         return Token(self.epoch, self.revision)
+
+    @property
+    def size(self) -> int:
+        """How many bytes it keeps, as ``usage`` counts them."""
+        return self.usage.all.bytes
 
     @property
     def sessions(self) -> int:
@@ -118,16 +121,22 @@ class Table:
         """Return the entry at ``key``, or None."""
         return self._entries.get(key)
 
+    def has_more(self, most: int, names: Iterable[str]) -> bool:
+        """Tell whether there may be more than ``most`` entries at ``names``, without a look at each."""
+        if len(self._entries) <= most:
+            return False
+        return sum([len(self._living.under(name)) if name.endswith("/") else 1 for name in names]) > most
+
     def list(self, name: str) -> Listing:
         """Return the entry at a key, or those under a subtree in the order of their keys."""
-        return Listing(tuple(self._entries[key] for key in self._keys(name)), self.token)
+        return Listing(tuple(self._entries[key] for key in sorted(self._keys(name))), self.token)
 
     def changes(self, names: Sequence[str], after: Token | None) -> Listing | None:
         """Return what has changed under ``names`` since ``after``, or None if nothing has.
 
         Without ``after``, or when it is of another epoch or too old to tell, a complete listing, even if it is empty.
         """
-        complete = after is None or after.epoch != self.epoch or after.revision < self._horizon
+        complete = after is None or after.epoch != self.epoch or after.revision < self._graves.horizon
         since = -1 if after is None or complete else after.revision
         if since >= self.revision:
             return None
@@ -138,7 +147,7 @@ class Table:
             elif (entry := self._entries.get(name)) is not None:
                 if entry.token.revision > since:
                     changed[name] = entry
-            elif not complete and self._graves.get(name, 0) > since:
+            elif not complete and self._graves.get(name) > since:
                 changed[name] = self._gone(name)
         if not changed and not complete:
             return None
@@ -163,28 +172,37 @@ class Table:
         for write in writes:
             if isinstance(write, Delete):
                 changing = changing or bool(self._keys(write.name))
-                continue
-            changing = True
-            if write.session is not None and write.session not in self._sessions:
+            elif write.session is None or write.session in self._sessions:
+                changing = True
+            else:
                 raise RendezvousSessionError(f"session {write.session} has ended; nothing was written")
         if changing:
             self.revision += 1
         token = self.token
         for write in writes:
-            if isinstance(write, Delete):
-                for key in self._keys(write.name):
-                    self._delete(key)
-            else:
+            if not isinstance(write, Delete):
                 self._put(write.entry(token))
-        if id is not None:
+            elif write.name.endswith("/"):
+                self._delete_under(write.name)
+            elif write.name in self._entries:
+                self._delete(write.name)
+        if id is not None and changing:  # One that changes nothing may be done again.
             self._answers.note(id, self.revision)
         return Commit(True, token)
+
+    def has_answer(self, id: CommitId) -> bool:
+        """Tell whether ``commit`` would answer this id from memory."""
+        return self._answers.find(id) is not None
 
     def forget(self, client: str) -> None:
         """Drop the remembered answers of a client that will not ask again."""
         self._answers.forget(client)
 
     # Sessions
+
+    def keys_of(self, session: str) -> int:
+        """Return how many keys belong to a session."""
+        return len(self._sessions[session].keys) if session in self._sessions else 0
 
     def has_session(self, session: str) -> bool:
         """Tell whether a session is open."""
@@ -223,6 +241,15 @@ class Table:
             lease.expires_at = expires_at
             self._check_at(lease, expires_at)
 
+    def put_off(self, session: str, expires_at: float, margin: float) -> bool:
+        """Let a hastened session end at ``expires_at``; False if its TTL leaves less than ``margin`` after that."""
+        lease = self._sessions[session]
+        if lease.was_to_expire_at is None or lease.was_to_expire_at < expires_at + margin:
+            return False
+        lease.expires_at = expires_at
+        self._check_at(lease, expires_at)
+        return True
+
     def resume(self, session: str) -> bool:
         """Undo ``hasten``: give a session the time that it had, and no more; False if it has ended."""
         lease = self._sessions.get(session)
@@ -237,16 +264,18 @@ class Table:
         lease = self._sessions.pop(session, None)
         if lease is None:
             return False
+        self.usage.add_session(session, -1)
         if lease.keys:
             self.revision += 1
             for key in sorted(lease.keys):
                 self._delete(key)
         return True
 
-    def due(self, now: float) -> Sequence[str]:
-        """Return the sessions whose time is over, each once; the caller ends them."""
+    def due(self, now: float, most: int = 1 << 30) -> Sequence[str]:
+        """Look at up to ``most`` sessions and return those whose time is over, each once; the caller ends them."""
         due: dict[str, None] = {}
-        while self._expiries and self._expiries[0][0] <= now:
+        while self._expiries and self._expiries[0][0] <= now and most > 0:
+            most -= 1
             at, session = heapq.heappop(self._expiries)
             lease = self._sessions.get(session)
             if lease is None or lease.checked_at != at:
@@ -270,10 +299,10 @@ class Table:
         return Snapshot(
             self.epoch,
             self.revision,
-            self._horizon,
+            self._graves.horizon,
             self._opened,
             tuple(self._entries.values()),
-            tuple(self._graves.items()),
+            self._graves.as_value(),
             tuple((lease.id, lease.ttl) for lease in self._sessions.values()),
             self._answers.as_value(),
         )
@@ -282,10 +311,9 @@ class Table:
     def restore(cls, snapshot: Snapshot, now: float) -> Table:
         """Return the table that ``snapshot`` was taken of, with a full TTL for each session."""
         table = cls(snapshot.epoch, snapshot.revision)
-        table._horizon = snapshot.horizon
         table._opened = snapshot.opened
-        table._graves.update(snapshot.graves)
-        table._answers = Answers(snapshot.answers)
+        table._graves = Graves(snapshot.horizon, snapshot.graves)
+        table._answers = Answers(table.usage, snapshot.answers)
         for session, ttl in snapshot.sessions:
             table._open(session, ttl, now)
         for entry in snapshot.entries:
@@ -298,77 +326,71 @@ class Table:
     def _open(self, session: str, ttl: float, now: float) -> None:
         lease = Lease(session, ttl, now + ttl, now + ttl)
         self._sessions[session] = lease
+        self.usage.add_session(session)
         self._check_at(lease, lease.expires_at)
 
     def _check_at(self, lease: Lease, at: float) -> None:
         lease.checked_at = at
         heapq.heappush(self._expiries, (at, lease.id))
+        if len(self._expiries) > 2 * len(self._sessions) + MIN_EXPIRIES:  # most are of sessions that have ended
+            self._expiries = sorted([(each.checked_at, each.id) for each in self._sessions.values()])  # a heap, too
 
     def _holds(self, condition: Condition) -> bool:
         entry = self._entries.get(condition.key)
         return entry is None if condition.token is None else entry is not None and entry.token == condition.token
 
-    def _keys(self, name: str) -> Sequence[str]:
+    def _keys(self, name: str) -> Collection[str]:
         if name.endswith("/"):
-            return sorted(self._subtrees.get(name, ()))
+            return self._living.under(name)
         return (name,) if name in self._entries else ()
 
     def _add_changed_under(self, subtree: str, since: int, complete: bool, changed: dict[str, Entry]) -> None:
         """Add what ``changes`` tells of a subtree: all that is in it, or what was put or deleted after a revision."""
         if complete:
-            for key in self._subtrees.get(subtree, ()):
+            for key in self._living.under(subtree):
                 changed[key] = self._entries[key]
             return
-        for key, entry in reversed(self._entries.items()):
+        for key in reversed(self._living.under(subtree)):
+            entry = self._entries[key]
             if entry.token.revision <= since:
                 break
-            if key.startswith(subtree):
-                changed[key] = entry
-        for key, revision in reversed(self._graves.items()):
-            if revision <= since:
-                break
-            if key.startswith(subtree):
-                changed[key] = self._gone(key)
+            changed[key] = entry
+        for key in self._graves.under(subtree, since):
+            changed[key] = self._gone(key)
 
     def _gone(self, key: str) -> Entry:
-        return Entry(key, None, Token(self.epoch, self._graves[key]))
+        return Entry(key, None, Token(self.epoch, self._graves.get(key)))
 
     def _put(self, entry: Entry) -> None:
         key = entry.key
         old = self._entries.get(key)
         if old is None:
-            self._graves.pop(key, None)
-            for subtree in subtrees_of(key):
-                keys = self._subtrees.get(subtree)
-                if keys is None:
-                    keys = self._subtrees[subtree] = {}
-                keys[key] = None
-            self.size += _weight(entry)
+            self._graves.close(key)
+            self._living.add(key)
         else:
             self._entries.move_to_end(key)
+            self._living.move_to_end(key)
             if old.session is not None and old.session != entry.session:
                 self._sessions[old.session].keys.discard(key)
-            self.size += len(entry.value or b"") - len(old.value or b"")
         if entry.session is not None:
             self._sessions[entry.session].keys.add(key)
+        self.usage.add_entry(entry, old)
         self._entries[key] = entry
         self._changed.append(key)
 
     def _delete(self, key: str) -> None:
-        entry = self._entries.pop(key)
-        self.size -= _weight(entry)
-        if entry.session is not None and (lease := self._sessions.get(entry.session)) is not None:
-            lease.keys.discard(key)
-        for subtree in subtrees_of(key):
-            keys = self._subtrees[subtree]
-            del keys[key]
-            if not keys:
-                del self._subtrees[subtree]
-        self._graves[key] = self.revision
-        self._changed.append(key)
-        while len(self._graves) > MAX_GRAVES:
-            _, self._horizon = self._graves.popitem(last=False)
+        self._living.remove(key)
+        self._remove((key,))
 
+    def _delete_under(self, subtree: str) -> None:
+        self._remove(self._living.cut(subtree))
 
-def _weight(entry: Entry) -> int:
-    return len(entry.key) + len(entry.value or b"")
+    def _remove(self, keys: Collection[str]) -> None:
+        """Take entries out of everything but the index of subtrees."""
+        entries = [self._entries.pop(key) for key in keys]
+        for entry in entries:
+            if entry.session is not None and (lease := self._sessions.get(entry.session)) is not None:
+                lease.keys.discard(entry.key)
+        self.usage.drop_entries(entries)
+        self._graves.dig(keys, self.revision)
+        self._changed.extend(keys)

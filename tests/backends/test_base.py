@@ -22,7 +22,15 @@ from rendezvous_async.backends.base import (
     Watch,
     Write,
 )
-from rendezvous_async.backends.names import MAX_KEY_LENGTH, check_key, check_name, covers, subtrees_of
+from rendezvous_async.backends.names import (
+    MAX_KEY_LENGTH,
+    REMEMBERED_LENGTH,
+    check_key,
+    check_name,
+    covers,
+    place_of,
+    subtrees_of,
+)
 from rendezvous_async.backends.table import Table
 from rendezvous_async.errors import RendezvousSessionError
 from rendezvous_async.testing.clock import run
@@ -70,6 +78,34 @@ class TestNames:
         assert len(subtrees) == key.count("/")
         assert all(subtree.endswith("/") and covers(subtree, key) for subtree in subtrees)
         assert all(covers(shorter, longer) for shorter, longer in pairwise(subtrees))
+
+    def test_keys_side_by_side_have_one_answer(self) -> None:
+        """It is remembered by the subtree, so that thousands of keys take one place."""
+        assert subtrees_of("side/by/x") is subtrees_of("side/by/y")
+        assert place_of("side/by/x") is place_of("side/by/y")
+
+    @pytest.mark.parametrize(
+        "key", ["ns/run/nodes/n", "ns/run/seats/0", "ns/run/rounds/1", "ns/run/state", "ns/run/x/y"]
+    )
+    def test_a_run_has_its_records(self, key: str) -> None:
+        assert place_of(key) == ("ns/run", False)
+
+    def test_a_run_has_the_stores_of_its_rounds(self) -> None:
+        assert place_of("ns/run/rounds/1/kv") == place_of("ns/run/rounds/1/kv/a/b") == ("ns/run", True)
+        assert place_of("ns/run/nodes/n/x") == ("ns/run", False)
+
+    @pytest.mark.parametrize("run", ["a/b/run", "a/b/c/d/run", f"a/{'b' * REMEMBERED_LENGTH}/run"])
+    def test_a_namespace_may_have_several_segments(self, run: str) -> None:
+        assert place_of(f"{run}/nodes/n") == (run, False)
+        assert place_of(f"{run}/rounds/1/kv/rounds/2/kv") == (run, True)
+
+    @pytest.mark.parametrize("name", ["nodes", "seats", "rounds"])
+    def test_a_run_may_have_the_name_of_a_record(self, name: str) -> None:
+        assert place_of(f"{name}/{name}/nodes/n") == (f"{name}/{name}", False)
+
+    def test_a_key_outside_of_all_runs_stands_for_itself(self) -> None:
+        assert place_of("key") == ("key", False)
+        assert place_of("ns/key") == ("ns/key", False)
 
 
 class FakeWatch(Watch):

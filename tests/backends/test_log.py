@@ -10,11 +10,12 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rendezvous_async.backends import log as log_module
+from rendezvous_async.backends import head as head_module
 from rendezvous_async.backends.base import Condition, Delete, Put, Token
 from rendezvous_async.backends.frames import (
     MAX_FRAME,
@@ -219,8 +220,8 @@ def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
     path.unlink()
     write(path, [])
     data = bytearray(path.read_bytes())
-    header = log_module._HEADER.pack(b"rdzvlog\n", 99, 1)
-    data[: log_module._HEADER_SIZE] = header + log_module._CHECK.pack(zlib.crc32(header))
+    header = head_module._HEADER.pack(b"rdzvlog\n", 99, 1)
+    data[: head_module.HEADER_SIZE] = header + head_module._CHECK.pack(zlib.crc32(header))
     path.write_bytes(data)
     with pytest.raises(RendezvousStateError, match="version 99"):
         Log.open(str(path))
@@ -311,6 +312,57 @@ def test_records_too_many_for_one_frame_make_several(tmp_path: Path) -> None:
         log.append([Committed((Put("key", b"v" * MAX_FRAME),))])
     log.close()
     assert len(read(path).entries) == 7
+
+
+@given(st.integers(1, 400), steps)
+@settings(max_examples=30, deadline=None)
+def test_a_snapshot_spans_frames(place: Callable[[], Path], piece: int, moves: list[tuple[int, int, bytes]]) -> None:
+    """Large ones are cut into pieces; here pieces are small instead."""
+    story = tell(moves)
+    path = place()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(head_module, "MAX_PIECE", piece)
+        write(path, [Raised(1000)], story.states[-1])
+    assert read(path) == msgspec.structs.replace(story.states[-1], revision=1000)
+
+
+def test_a_snapshot_that_lacks_a_piece_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_module, "MAX_PIECE", 40)
+    path = tmp_path / "log"
+    story = tell([(5, number, b"x" * 30) for number in range(4)])
+    write(path, [], story.states[-1])
+    pieces = [*head_module.head_of_log(2, story.states[-1])]
+    assert len(pieces) > 3
+    assert b"".join(pieces) == path.read_bytes()
+    for number in range(1, len(pieces)):
+        path.write_bytes(b"".join(pieces[:number] + pieces[number + 1 :]))
+        with pytest.raises(RendezvousStateError, match="snapshot"):
+            read(path)
+
+
+VERSION_1 = bytes.fromhex(
+    "72647a766c6f670a000100000000000000000002e44a2c49d7520000005b69309e58a517482798a565706f63680300019194a3612f31c403"
+    "6f6e6592a565706f636801af65706f63682e31406e732f7465616d9192a4676f6e65039192af65706f63682e31406e732f7465616dcb4014"
+    "00000000000081a6636c69656e748101010ad752000000268e58ce89e25630569194a6636f6d6d69749194a3707574a56c61746572c40374"
+    "776fc09093a6636c69656e7402010a"
+)
+
+
+def test_a_log_of_version_1_is_read_and_written_on(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(VERSION_1)
+    log = Log.open(str(path))
+    assert [(entry.key, entry.value, entry.session) for entry in log.table.snapshot().entries] == [
+        ("a/1", b"one", "epoch.1@ns/team"),
+        ("later", b"two", None),
+    ]
+    log.append([Raised(7)])
+    kept = read(path)
+    assert kept.revision == 7
+    log.compact(kept)
+    log.close()
+    assert path.read_bytes().startswith(b"rdzvlog\n\0\2")
+    assert read(path) == kept
 
 
 def test_one_owner_at_a_time(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from rendezvous_async.settings import format_address
 
-__all__ = ["Address", "listen_on", "open_socket", "resolve"]
+__all__ = ["Address", "host_of", "listen_on", "open_socket", "resolve"]
 
 BACKLOG = 4096
 _PORT_TRIES = 20
@@ -61,6 +61,11 @@ class Address(msgspec.Struct, frozen=True, order=True):
         except OSError:
             return False
         return True
+
+
+def host_of(socket_address: object) -> str:
+    """Return the host of an address in a socket's form, an IPv4 address as such; empty if there is none."""
+    return str(socket_address[0]).removeprefix("::ffff:") if isinstance(socket_address, tuple) else ""
 
 
 async def resolve(host: str, port: int) -> list[Address]:

@@ -9,6 +9,7 @@ from collections import deque
 from rendezvous_async.backends.tcp import wire
 from rendezvous_async.clock import Patience
 from rendezvous_async.errors import RendezvousError, RendezvousSessionError
+from rendezvous_async.texts import printable
 
 __all__ = ["Call", "CommitNumbers", "error_of"]
 
@@ -62,10 +63,11 @@ class CommitNumbers:
 
 def error_of(failed: wire.Failed) -> Exception:
     """Return the error that a server's answer stands for."""
+    message = printable(failed.message)
     match failed.code:
         case wire.FAILED_SESSION:
-            return RendezvousSessionError(failed.message)
+            return RendezvousSessionError(message)
         case wire.FAILED_INVALID:
-            return ValueError(failed.message)
+            return ValueError(message)
         case _:
-            return RendezvousError(f"refused by the server: {failed.message}")
+            return RendezvousError(f"refused by the server: {message}")

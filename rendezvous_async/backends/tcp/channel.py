@@ -24,18 +24,19 @@ import anyio
 import msgspec
 
 from rendezvous_async.backends.base import Session, Token, closed_error
+from rendezvous_async.backends.outage import Outage
 from rendezvous_async.backends.tcp import wire
 from rendezvous_async.backends.tcp.auth import Secret, new_nonce
 from rendezvous_async.backends.tcp.calls import Call, CommitNumbers
 from rendezvous_async.backends.tcp.dialing import Backoff, Dialer, DialError
 from rendezvous_async.backends.tcp.following import Follower, Followers
 from rendezvous_async.backends.tcp.link import Link, RefusedError
-from rendezvous_async.clock import Alarm, Patience
+from rendezvous_async.clock import Alarm, Patience, lease_now
 from rendezvous_async.errors import RendezvousConnectionError
 
 __all__ = ["Channel"]
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger("rendezvous_async.connection")
 
 STALL_TIMEOUT = 3.0
 LONGEST_STALL = 15.0
@@ -52,6 +53,7 @@ class Channel:
         rng: For the jitter of reconnects.
         prepare: Awaited before each round of dialling: a host's chance to start the server.
         stall_timeout: Seconds without a word from the server after which the connection counts as dead.
+        outage: Told of every failed attempt to connect.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Channel:
         rng: random.Random | None = None,
         prepare: Callable[[DialError | None], Awaitable[None]] | None = None,
         stall_timeout: float = STALL_TIMEOUT,
+        outage: Outage | None = None,
     ) -> None:
         self.dialer = dialer
         self.link: Link | None = None
@@ -72,8 +75,10 @@ class Channel:
         self._secret = secret
         self._backoff = Backoff(rng or random.Random(secrets.randbits(64)))
         self._prepare = prepare
+        self.outage = outage or Outage("a client", f"tcp://{dialer}")
         self._stall_timeout = self._patience = stall_timeout
         self._linked_at = 0.0
+        self._looked_at = 0.0
         self._loop = asyncio.get_running_loop()
         self._client = secrets.token_hex(8)
         self._last_id = 0
@@ -254,10 +259,14 @@ class Channel:
                 link = await self.dialer.dial(self._make_link)
             except DialError as error:
                 failure = error
+                if not error.final:
+                    self.outage.failed("; ".join(error.causes) or str(error))
                 if error.definite:
                     self._reject(str(error), error.final)
             except Exception as error:
-                logger.exception("connecting to %s failed in an unforeseen way", self.dialer)
+                if not self.outage.cause:
+                    _log.exception("connecting to %s failed in an unforeseen way", self.dialer)
+                self.outage.failed(repr(error))
                 self._reject(f"cannot connect to {self.dialer}: {error!r}", final=False)
             else:
                 failure = None
@@ -272,6 +281,8 @@ class Channel:
 
     async def _use(self, link: Link) -> None:
         welcome = link.welcomed.result()
+        self.outage.ended()
+        _log.debug("connected to %s (connection %d)", self.dialer, self.connections)
         self._linked_at = self._loop.time()
         try:
             self._resume(link, welcome.epoch)
@@ -283,6 +294,7 @@ class Channel:
         if self._loop.time() - self._linked_at > _LASTED:
             self._backoff.reset()
         reason = link.why or ConnectionError("the connection was closed")
+        _log.debug("lost the connection to %s: %s", self.dialer, reason)
         self.dialer.attempts.add(f"{self.dialer}: {reason}")
         for follower, _ in self._followers:
             follower.wake()
@@ -298,7 +310,7 @@ class Channel:
         for session in tuple(self._sessions.values()):
             if not session.id.startswith(f"{epoch}."):
                 self._lose(session)
-            elif now < session.deadline:
+            elif lease_now() < session.deadline:
                 self._errand(wire.Resume(self.next_id(), session.id), partial(self._session_resumed, session))
             else:
                 # Its owner counts itself out already: nobody may believe that it is still in.
@@ -367,13 +379,15 @@ class Channel:
             silence = now - link.heard_at
             if now - self._linked_at > 4 * self._patience:
                 self._patience = self._stall_timeout
-            # If this loop itself stood still, the answers may be waiting to be read.
-            if silence > self._patience and late < self._stall_timeout / 4:
+            # After a stall of this loop answers may wait to be read; those that had come at the last look were read.
+            until = now if late < self._stall_timeout / 4 else self._looked_at
+            if until - link.heard_at > self._patience:
                 # A server that is only slow is not made faster by clients that all come again.
                 self._patience = min(2 * self._patience, max(self._stall_timeout, LONGEST_STALL))
                 link.abort(ConnectionError(f"nothing was heard for {silence:.1f} s"))
             elif not self._errands and max(silence, now - self.current_at) > self._stall_timeout / 2:
                 self._errand(wire.Ping(self.next_id()), lambda _: None)
+        self._looked_at = now
         if self._calls or self._sessions or self._followers:
             waiting = [call.until for call in self._calls.values() if not call.future.done()]
             self._alarm.set_by(min([now + self._stall_timeout / 4, *waiting]))

@@ -74,9 +74,26 @@ class TcpBackend(Backend):
         return self._channel.link is not None
 
     @property
+    def trouble(self) -> str | None:
+        if self.is_connected:
+            return None
+        cause = self._channel.outage.cause
+        return f"no connection to tcp://{self._channel.dialer}" + (f" ({cause})" if cause else "")
+
+    @property
     def is_hosting(self) -> bool:
         """Whether this process hosts the server."""
         return self.host is not None and self.host.server is not None
+
+    @property
+    def local_address(self) -> str:
+        link = self._channel.link
+        return "" if link is None else link.local_address
+
+    @property
+    def seen_address(self) -> str:
+        link = self._channel.link
+        return "" if link is None else link.seen_address
 
     async def open_session(self, ttl: float) -> Session:
         session, _ = await self._begin(ttl)
@@ -90,9 +107,9 @@ class TcpBackend(Backend):
         when: tuple[Condition, ...] = (),
         watch: Watch | None = None,
     ) -> tuple[Session, Commit | None]:
-        sent_at = clock.now()
+        sent_at = clock.lease_now()
         id = self._channel.next_id()
-        names = watch.start_with(id, sent_at) if isinstance(watch, _TcpWatch) else ()
+        names = watch.start_with(id, clock.now()) if isinstance(watch, _TcpWatch) else ()
         try:
             opened = await self._call(id, wire.OpenSession(id, ttl, writes, when, names), wire.Opened, patience)
         except BaseException:

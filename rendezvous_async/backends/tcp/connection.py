@@ -1,8 +1,10 @@
 """The server's side of one connection: greet it, answer it, push to it, and never let it cost more than its share.
 
 Requests are answered where they arrive, without a task: the table needs no waiting. All answers to the bytes of one
-read go out in one write. Memory is bounded from both sides: a peer that does not read is not read from either, and what
-it watches is only a position and a mark that something has changed, so that it gets the newest values when it reads on.
+read go out in one write. Time is bounded: when a slice is over (see ``turns``), the rest of the requests waits for a
+later turn, and nothing more is read until then. Memory is bounded from both sides: a peer that does not read is not
+read from either, and what it watches is only a position and a mark that something has changed, so that it gets the
+newest values when it reads on.
 """
 
 from __future__ import annotations
@@ -10,17 +12,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Final, cast
 
-from rendezvous_async.backends.base import Token
+from rendezvous_async.backends.base import Entry, Token
 from rendezvous_async.backends.tcp import wire
+from rendezvous_async.backends.tcp.addresses import host_of
 from rendezvous_async.backends.tcp.auth import new_nonce, prove, verify
+from rendezvous_async.backends.tcp.pushes import TOO_LONG
 from rendezvous_async.backends.tcp.reading import SharedBufferProtocol
-from rendezvous_async.backends.tcp.requests import ANSWERS, Watcher
+from rendezvous_async.backends.tcp.requests import ANSWERS, Watcher, end_watch, too_long
+from rendezvous_async.backends.tcp.unfinished import MAX_UNFINISHED
 
 if TYPE_CHECKING:
-    from msgspec import Raw
-
     from rendezvous_async.backends.tcp.server import TcpServer
 
 __all__ = ["Connection"]
@@ -28,6 +32,8 @@ __all__ = ["Connection"]
 MAX_REVISION: Final = 2**63 - 1
 """No client of ours has seen more: what hellos may claim ends far below; see ``server``."""
 _SLOW_READER: Final = 64 * 1024
+STRANGERS: Final = "?"
+"""The group of those who have not said who they are; no scope is called that."""
 _LAST_WORDS: Final = 1.0
 
 
@@ -53,7 +59,9 @@ class Connection(SharedBufferProtocol):
         "_out",
         "_reading",
         "_since",
+        "_slow",
         "_transport",
+        "_unfinished",
         "_writable",
         "client",
         "scope",
@@ -84,7 +92,9 @@ class Connection(SharedBufferProtocol):
         self._challenge = b""
         self._since = since
         self._handshake: asyncio.TimerHandle | None = None
-        self._again: asyncio.Handle | None = None
+        self._again = False
+        self._slow = False
+        self._unfinished = 0
 
     def __repr__(self) -> str:
         peer = self._transport.get_extra_info("peername") if self._transport is not None else None
@@ -111,7 +121,15 @@ class Connection(SharedBufferProtocol):
         if self._closing:
             return
         self._frames.feed(data)
-        self._work()
+        if self._slow or self.server.turns.is_spent():
+            self._read_on(True)
+        else:
+            self._work()
+        growth = self._frames.unfinished - self._unfinished
+        if growth and self.client is not None:
+            self._unfinished += growth
+            if self.server.unfinished.is_too_much(self.scope, growth):
+                self.refuse(wire.REFUSED_LIMIT, f"unfinished requests take more than {MAX_UNFINISHED} bytes")
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -120,17 +138,16 @@ class Connection(SharedBufferProtocol):
         self._writable = True
         if not self._closing:
             self._work()
-            self.push()
+            self.server.pushes.push_later(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._closing = True
         self._transport = None
         self._out.clear()
         self._dirty.clear()
+        self.server.unfinished.is_too_much(self.scope, -self._unfinished)
         if self._handshake is not None:
             self._handshake.cancel()
-        if self._again is not None:
-            self._again.cancel()
         self.server.part(self)
 
     # What the server calls.
@@ -174,51 +191,63 @@ class Connection(SharedBufferProtocol):
                 watcher.seen = settled
             self._dirty.append(watcher)
 
-    def push(self, memo: dict[tuple[tuple[str, ...], int], Raw | None] | None = None) -> None:
-        """Send news to the watchers that have some, as far as the peer reads.
+    def push(self, end: float) -> None:
+        """Send news to the watchers that have some, those that wait longest first, as far as the peer reads.
 
-        Args:
-            memo: Listings that were made and encoded for others in this round of pushes.
+        What is left when the slice is over, at ``end``, is pushed in a later turn.
         """
-        if memo is None:
-            memo = {}
-        table = self.server.table
         dirty = self._dirty
-        while dirty and self._writable and len(self._out) + self._held < _SLOW_READER:
-            watcher = dirty.pop()
+        done = 0
+        while done < len(dirty) and self._writable and len(self._out) + self._held < _SLOW_READER:
+            if done and self.server.turns.now() >= end:
+                self.server.pushes.push_later(self)
+                break
+            watcher = dirty[done]
+            done += 1
             watcher.dirty = False
-            if watcher.id not in self.watchers:
-                continue
-            place = (watcher.names, watcher.seen.revision)
-            if place in memo:
-                listing = memo[place]
-            else:
-                changes = table.changes(watcher.names, watcher.seen)
-                listing = memo[place] = None if changes is None else wire.encode_listing(changes)
-            if listing is not None:
-                watcher.seen = table.token
-                self.send(wire.EncodedChanged(watcher.id, listing))
-                if len(self._out) > _SLOW_READER:
-                    self.flush()
+            if self.watchers.get(watcher.id) is watcher:
+                self._tell(watcher)
+        del dirty[:done]
         self.flush()
+
+    def _tell(self, watcher: Watcher) -> None:
+        news = self.server.pushes.news_for(watcher)
+        if news is TOO_LONG:
+            end_watch(self, watcher.id)
+            self.fail(watcher.id, wire.FAILED_LIMIT, too_long(self))
+        elif news is not None:
+            watcher.seen = self.server.table.token
+            self.send(wire.EncodedChanged(watcher.id, news))
+            if len(self._out) >= _SLOW_READER:  # So that the loop in push() never ends here with news left.
+                self.flush()
 
     def send(self, message: wire.Message) -> None:
         """Put a message behind all others that wait to be sent."""
         wire.frame_into(self._out, message)
 
+    def send_at_once(self, message: wire.Message) -> None:
+        """Send an answer that tells nothing of the table: behind those that wait, but it need not wait for the disk."""
+        journal = self.server.journal
+        if journal is None or journal.idle or self._out or self._held or self._transport is None:
+            wire.frame_into(self._out, message)
+        else:
+            self._transport.write(wire.frame(message))
+
     def fail(self, id: int, code: str, message: str) -> None:
         """Answer a request with an error."""
         self.send(wire.Failed(id, code, message))
 
-    def send_if_short(self, id: int, message: wire.Message) -> bool:
-        """Send an answer, unless it is longer than a client takes: then an error."""
-        if self.try_to_send(message):
+    def send_if_short(self, id: int, message: wire.Message, entries: Collection[Entry]) -> bool:
+        """Send an answer with these entries, unless it is longer than a client takes: then an error."""
+        if self.try_to_send(message, entries):
             return True
-        self.fail(id, wire.FAILED_LIMIT, f"the answer has more than {wire.MAX_ANSWER} bytes; ask for less")
+        self.fail(id, wire.FAILED_LIMIT, too_long(self))
         return False
 
-    def try_to_send(self, message: wire.Message) -> bool:
-        """Send a message, unless it is longer than a client takes."""
+    def try_to_send(self, message: wire.Message, entries: Collection[Entry]) -> bool:
+        """Send a message with these entries, unless it is longer than a client takes."""
+        if entries and not wire.fits(entries):
+            return False
         start = len(self._out)
         self.send(message)
         if len(self._out) - start <= wire.MAX_ANSWER:
@@ -257,13 +286,25 @@ class Connection(SharedBufferProtocol):
         if not self._reading:
             self._work()
         if self._dirty:
-            self.push()
+            self.server.pushes.push_later(self)
 
     # Requests.
 
-    def _work(self) -> None:
-        """Answer what has come, until there is no more, or no more may be taken for now."""
-        self._again = None
+    def _work_on(self, end: float) -> bool:
+        self._again = False
+        if not self._closing:
+            self._work(end)
+        return False
+
+    def _work(self, end: float | None = None) -> None:
+        """Answer what has come, until there is no more, no more may be taken for now, or the slice is over.
+
+        Whoever has used up its slice must queue with what it sends next, so that many such peers share one slice.
+        """
+        turns = self.server.turns
+        if end is None:
+            end = turns.end_of_slice()
+        late = False
         if not self._out and not self._held:
             self._credit, self._lent = self.server.limits.in_flight, 0
         unsent = self.server.limits.unsent
@@ -282,10 +323,14 @@ class Connection(SharedBufferProtocol):
                     ANSWERS[type(request)](self, request)
                 if len(self._out) > _SLOW_READER:
                     self.flush()
+                late = turns.now() >= end
+                if late:
+                    break
         except wire.FrameError as error:
             self.refuse(wire.REFUSED_PROTOCOL, str(error))
         self.flush()
-        self.server.settle()
+        self.server.pushes.settle()
+        self._slow = late
         self._read_on(wanting)
 
     def _read_on(self, wanting: bool) -> None:
@@ -298,9 +343,9 @@ class Connection(SharedBufferProtocol):
         elif not wanting and not self._reading:
             self._reading = True
             self._transport.resume_reading()
-        if wanting and self._writable and not self._held and not self._out and self._again is None:
-            # Others' turn first.
-            self._again = asyncio.get_running_loop().call_soon(self._work)
+        if wanting and self._writable and not self._held and not self._out and not self._again:
+            self._again = True
+            self.server.turns.do_later(self._work_on, STRANGERS if self.client is None else self.scope)
 
     # The handshake.
 
@@ -349,7 +394,8 @@ class Connection(SharedBufferProtocol):
         self._hello = None
         self._frames.max_frame = self.server.limits.frame
         token = self.server.table.token
-        self.send(wire.Welcome(wire.PROTOCOL, token.epoch, token.revision, proof))
+        peer = "" if self._transport is None else host_of(self._transport.get_extra_info("peername"))
+        self.send(wire.Welcome(wire.PROTOCOL, token.epoch, token.revision, proof, peer))
 
 
 def watch_for_dead_peer(sock: socket.socket) -> None:

@@ -7,15 +7,17 @@ import random
 import socket
 import ssl
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rendezvous_async.backends.tcp.addresses import Address, open_socket, resolve
-from rendezvous_async.backends.tcp.link import Link, RefusedError, describe
+from rendezvous_async.backends.tcp.link import HttpAnswersError, Link, RefusedError, describe
 from rendezvous_async.settings import format_address
 
 __all__ = ["Attempts", "Backoff", "DialError", "Dialer"]
 
 ATTEMPT_SECONDS = 3.0
+PROVOKED_SECONDS = 0.5
+"""For what answers, but is no rdzv server, to show itself."""
 LONGEST_ATTEMPT = 30.0
 """A server that has thousands of clients to greet needs time for it."""
 _KEPT = 16
@@ -50,9 +52,19 @@ class DialError(Exception):
         definite: The callers must be told, though the next attempt may end otherwise.
         final: To try again does not help.
         refused: Nobody listens there, as far as was seen.
+        causes: How the attempt at each address ended.
     """
 
-    def __init__(self, message: str, *, definite: bool = False, final: bool = False, refused: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        definite: bool = False,
+        final: bool = False,
+        refused: bool = False,
+        causes: Sequence[str] = (),
+    ) -> None:
+        self.causes = tuple(causes)
         self.definite = definite or final
         self.final = final
         self.refused = refused
@@ -108,17 +120,19 @@ class Dialer:
         try:
             addresses = await resolve(self.host, self.port)
         except OSError as error:
-            text = f"{self}: cannot look up {self.host}: {describe(error)}"
-            self.attempts.add(text)
-            raise DialError(text) from None
+            cause = f"cannot look up {self.host}: {describe(error)}"
+            self.attempts.add(f"{self}: {cause}")
+            raise DialError(f"{self}: {cause}", causes=[cause]) from None
         addresses.sort(key=lambda address: address != self._last_good)
         definite = final = False
         refused = bool(addresses)
+        causes: list[str] = []
         for address in addresses:
             try:
                 link = await self._try(address, make_link)
             except (OSError, TimeoutError) as error:
-                self.attempts.add(f"{address}: {describe(error)}")
+                causes.append(f"{address}: {describe(error)}")
+                self.attempts.add(causes[-1])
                 definite = definite or isinstance(error, RefusedError)
                 final = final or isinstance(error, ssl.SSLError) or (isinstance(error, RefusedError) and error.final)
                 refused = refused and isinstance(error, ConnectionRefusedError)
@@ -127,7 +141,7 @@ class Dialer:
                 self._patience = ATTEMPT_SECONDS
                 return link
         problem = "does not let this client in" if definite or final else "cannot be reached"
-        raise DialError(f"{self} {problem}", definite=definite, final=final, refused=refused)
+        raise DialError(f"{self} {problem}", definite=definite, final=final, refused=refused, causes=causes)
 
     async def _try(self, address: Address, make_link: Callable[[], Link]) -> Link:
         loop = asyncio.get_running_loop()
@@ -156,4 +170,9 @@ class Dialer:
                 await link.welcomed
         except TimeoutError:
             self._patience = min(2 * self._patience, LONGEST_ATTEMPT)
+            link.provoke()
+            await asyncio.wait((link.lost,), timeout=PROVOKED_SECONDS)
+            # What a slow rdzv server says to this is not its answer to the hello.
+            if isinstance(link.why, HttpAnswersError):
+                raise link.why from None
             raise

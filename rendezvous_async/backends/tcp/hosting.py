@@ -26,7 +26,7 @@ from rendezvous_async.errors import RendezvousError
 
 __all__ = ["Host", "HostMode"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("rendezvous_async.server")
 
 HostMode = Literal["auto", "true", "false"]
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
@@ -22,11 +23,12 @@ from rendezvous_async import clock
 from rendezvous_async.backends.frames import Record
 from rendezvous_async.backends.log import Log
 from rendezvous_async.backends.table import Snapshot
+from rendezvous_async.backends.tcp.turns import Turns
 from rendezvous_async.errors import RendezvousConnectionError
 
 __all__ = ["Journal", "Outlet"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("rendezvous_async.server")
 
 RETRY_SNAPSHOT = 60.0
 
@@ -56,7 +58,8 @@ class Journal:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rendezvous-log")
         self._records: list[Record] = []
         self._waiting: dict[Outlet, None] = {}
-        self._held: list[tuple[Outlet, bytearray]] = []
+        self._held: deque[tuple[Outlet, bytearray]] = deque()
+        self._turns = Turns()
         self._scheduled = False
         self._writing = False
         self._quiet = asyncio.Event()
@@ -102,7 +105,7 @@ class Journal:
         if self._failed:
             return
         records, self._records = self._records, []
-        self._held = [(outlet, outlet.take_unsent()) for outlet in self._waiting]
+        self._held.extend([(outlet, outlet.take_unsent()) for outlet in self._waiting])
         self._waiting.clear()
         snapshot = None
         if self._log.is_long and clock.now() >= self._no_snapshot_before:
@@ -130,9 +133,9 @@ class Journal:
             self._loop.call_soon_threadsafe(self._written, future)
 
     def _written(self, future: Future[bool]) -> None:
-        self._writing = False
         error = future.exception()
         if error is not None:
+            self._writing = False
             self._failed = True
             self._held.clear()
             self._waiting.clear()
@@ -141,14 +144,27 @@ class Journal:
             return
         if future.result():
             self._no_snapshot_before = clock.now() + RETRY_SNAPSHOT
-        held, self._held = self._held, []
-        for outlet, data in held:
+        self._turns.do(self._release)
+
+    def _release(self, end: float) -> bool:
+        """Send what has waited for this batch; to many peers that takes several turns, and then the next one begins."""
+        while self._held:
+            outlet, data = self._held.popleft()
             outlet.release(data)
+            if clock.now() >= end and self._held:
+                return True
+        self._writing = False
         if self._records:
-            if not self._scheduled:
-                self._write()
-            return
+            self._write()
+            return False
         self._quiet.set()
         waiting, self._waiting = self._waiting, {}
-        for outlet in waiting:
+        self._turns.for_each(waiting, self._let_go)
+        return False
+
+    def _let_go(self, outlet: Outlet) -> None:
+        """Send what a peer waits for if everything is on disk; it may have asked for more while others were served."""
+        if self.idle:
             outlet.release(outlet.take_unsent())
+        else:
+            self.hold(outlet)

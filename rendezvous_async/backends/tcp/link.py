@@ -12,14 +12,19 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from rendezvous_async.backends.tcp import wire
+from rendezvous_async.backends.tcp.addresses import host_of
 from rendezvous_async.backends.tcp.auth import Secret, prove, verify
 from rendezvous_async.backends.tcp.reading import SharedBufferProtocol
+from rendezvous_async.texts import printable
 
-__all__ = ["Link", "RefusedError"]
+__all__ = ["HttpAnswersError", "Link", "RefusedError"]
 
 _FINAL: Final = frozenset({wire.REFUSED_VERSION, wire.REFUSED_SECRET, wire.REFUSED_PROTOCOL})
 _FOR_NOW: Final = frozenset({wire.REFUSED_LIMIT, wire.REFUSED_STORAGE})
 _NO_ANSWERS: Final = frozenset({wire.Challenge, wire.Welcome, wire.Refused})
+
+
+_HTTP: Final = (b"http/", b"<!doctype", b"<html")
 
 
 class RefusedError(ConnectionError):
@@ -32,6 +37,13 @@ class RefusedError(ConnectionError):
     def __init__(self, message: str, *, final: bool = True) -> None:
         self.final = final
         super().__init__(message)
+
+
+class HttpAnswersError(RefusedError):
+    """Another kind of server listens there."""
+
+    def __init__(self) -> None:
+        super().__init__("an HTTP server answers there, not an rdzv server (is it another port?)")
 
 
 class Link(SharedBufferProtocol):
@@ -47,6 +59,8 @@ class Link(SharedBufferProtocol):
         lost: Done when the connection is closed.
         why: What ended it, if that is known.
         heard_at: When bytes last came, by the loop's clock.
+        local_address: This end of it; empty before it is connected.
+        seen_address: The same as the server sees it; empty before the handshake is over, and if it does not say.
     """
 
     def __init__(self, hello: wire.Hello, secret: Secret | None, on_answer: Callable[[wire.Answer], None]) -> None:
@@ -55,6 +69,8 @@ class Link(SharedBufferProtocol):
         self.lost: asyncio.Future[None] = self._loop.create_future()
         self.why: Exception | None = None
         self.heard_at = self._loop.time()
+        self.local_address = ""
+        self.seen_address = ""
         self._hello = wire.frame(hello)
         self._challenge = b""
         self._secret = secret
@@ -108,7 +124,13 @@ class Link(SharedBufferProtocol):
         transport = cast(asyncio.Transport, transport)  # uvloop's are no instances of it
         self._transport = transport
         self._is_encrypted = transport.get_extra_info("ssl_object") is not None
+        self.local_address = host_of(transport.get_extra_info("sockname"))
         transport.write(self._hello)
+
+    def provoke(self) -> None:
+        """Make an HTTP server answer that waits for the end of a request; to a slow rdzv server it is nonsense."""
+        if self._transport is not None:
+            self._transport.write(b"\r\n\r\n")
 
     def data_received(self, data: bytes) -> None:
         self.heard_at = self._loop.time()
@@ -125,7 +147,10 @@ class Link(SharedBufferProtocol):
                 else:
                     self._greeted(message, body)
         except wire.FrameError as error:
-            self.abort(ConnectionError(f"what answers there is no server of ours ({error})"))
+            if not self._is_welcome and data[:9].lower().startswith(_HTTP):
+                self.abort(HttpAnswersError())
+            else:
+                self.abort(ConnectionError(f"what answers there is no rdzv server ({error})"))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
@@ -148,7 +173,7 @@ class Link(SharedBufferProtocol):
     # The handshake.
 
     def _refused(self, refused: wire.Refused) -> None:
-        text = f"refused: {refused.message}"
+        text = f"refused: {printable(refused.message)}"
         if refused.code in _FINAL | _FOR_NOW:
             self.abort(RefusedError(text, final=refused.code in _FINAL))
         else:
@@ -181,6 +206,7 @@ class Link(SharedBufferProtocol):
             self.abort(RefusedError("the server does not know the secret that this client was given"))
             return
         self._frames.max_frame = wire.MAX_ANSWER
+        self.seen_address = welcome.peer
         self._is_welcome = True
         if not self.welcomed.done():
             self.welcomed.set_result(welcome)

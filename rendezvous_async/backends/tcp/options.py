@@ -11,6 +11,7 @@ import anyio
 import msgspec
 
 from rendezvous_async.backends.base import DEFAULT_NAMESPACE
+from rendezvous_async.backends.outage import Outage
 from rendezvous_async.backends.tcp.auth import Secret
 from rendezvous_async.backends.tcp.channel import STALL_TIMEOUT, Channel
 from rendezvous_async.backends.tcp.client import TcpBackend
@@ -85,7 +86,7 @@ class TcpOptions(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**parsed)
 
 
-async def open_tcp(endpoint: Endpoint, run_id: str, **options: Any) -> TcpBackend:
+async def open_tcp(endpoint: Endpoint, run_id: str, *, outage: Outage | None = None, **options: Any) -> TcpBackend:
     """Open ``tcp://host:port``; see ``TcpOptions``. The caller closes it.
 
     Raises:
@@ -116,6 +117,7 @@ async def open_tcp(endpoint: Endpoint, run_id: str, **options: Any) -> TcpBacken
         rng=asked.rng,
         prepare=None if host is None else host.prepare,
         stall_timeout=asked.stall_timeout,
+        outage=outage or Outage(f"run {run_id!r}", endpoint),
     )
     backend = TcpBackend(channel, run_id, asked.namespace, host=host)
     channel.start()

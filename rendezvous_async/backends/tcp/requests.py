@@ -6,10 +6,12 @@ is refused has changed nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from rendezvous_async.backends.base import FIRST_WRITES, Condition, Put, Token, Write
+from rendezvous_async.backends.names import place_of, subtrees_of, widest
 from rendezvous_async.backends.table import CommitId
 from rendezvous_async.backends.tcp import wire
 from rendezvous_async.backends.values import names_session
@@ -18,9 +20,13 @@ from rendezvous_async.errors import RendezvousSessionError
 if TYPE_CHECKING:
     from rendezvous_async.backends.tcp.connection import Connection
 
-__all__ = ["ANSWERS", "Watcher"]
+__all__ = ["ANSWERS", "Watcher", "end_watch", "too_long"]
 
 MAX_NAME: Final = 4096
+MAX_DEPTH: Final = 32
+"""How many slashes a name may have: the table has an index for each."""
+DEPTH: Final = 8
+"""How many the names of the largest commit may have on average."""
 MAX_UNSETTLED: Final = 65_536
 NAME_COST: Final = 64
 """A watched name costs memory even if it is short; in characters."""
@@ -46,51 +52,66 @@ def _get(peer: Connection, request: wire.Get) -> None:
 
 def _list(peer: Connection, request: wire.List) -> None:
     if _may_name(peer, request.id, request.name):
-        peer.send_if_short(request.id, wire.Listed(request.id, peer.server.table.list(request.name)))
+        table = peer.server.table
+        if table.has_more(peer.server.limits.listed, (request.name,)):
+            peer.fail(request.id, wire.FAILED_LIMIT, too_long(peer))
+            return
+        listing = table.list(request.name)
+        peer.send_if_short(request.id, wire.Listed(request.id, listing), listing.entries)
 
 
 def _transact(peer: Connection, request: wire.Transact) -> None:
     id = request.id
     if request.number - request.settled > MAX_UNSETTLED:
         raise wire.FrameError(f"more than {MAX_UNSETTLED} commits whose answers must be remembered")
-    if _may_write(peer, id, request.writes, request.when):
-        assert peer.client is not None
-        commit_id = CommitId(peer.client, request.number, request.settled)
+    assert peer.client is not None
+    commit_id = CommitId(peer.client, request.number, request.settled)
+    if _may_write(peer, id, request.writes, request.when) and (
+        peer.server.table.has_answer(commit_id)
+        or _has_room(peer, id, peer.server.quota.refuse_commit(peer.scope, peer.client, _puts(request.writes)))
+    ):
         try:
             commit = peer.server.commit(request.writes, request.when, commit_id)
         except RendezvousSessionError as error:
             peer.fail(id, wire.FAILED_SESSION, str(error))
         else:
-            peer.send_if_short(id, wire.Committed(id, commit))
+            peer.send_if_short(id, wire.Committed(id, commit), commit.entries)
 
 
 def _follow(peer: Connection, request: wire.Follow) -> None:
-    id, names = request.id, request.names
-    if _may_follow(peer, id, names):
-        news = wire.Changed(id, peer.server.table.changes(names, request.after))
-        if peer.send_if_short(id, news):
+    id = request.id
+    if names := _may_follow(peer, id, request.names):
+        listing = peer.server.table.changes(names, request.after)
+        if peer.send_if_short(id, wire.Changed(id, listing), () if listing is None else listing.entries):
             _start_watch(peer, id, names)
 
 
-def _may_follow(peer: Connection, id: int, names: tuple[str, ...]) -> bool:
+def _may_follow(peer: Connection, id: int, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names that a new watch needs; none if it may not be started, and the peer was told why."""
     limits = peer.server.limits
     if id in peer.watchers:
         raise wire.FrameError(f"a second watch with the id {id}")
-    if not names or len(names) > limits.writes or len(peer.watchers) >= limits.watches:
+    if not names or len(names) > limits.names or len(peer.watchers) >= limits.watches:
         peer.fail(
             id,
             wire.FAILED_LIMIT,
-            f"a connection may have {limits.watches} watches, of 1 to {limits.writes} names each",
+            f"a connection may have {limits.watches} watches, of 1 to {limits.names} names each",
         )
-        return False
+        return ()
+    if not _may_name(peer, id, *names):
+        return ()
+    names = widest(names)
     if peer.watched + _cost(names) > limits.watched:
         peer.fail(
             id,
             wire.FAILED_LIMIT,
             f"the names that a connection watches may have {limits.watched} characters, with {NAME_COST} more for each",
         )
-        return False
-    return _may_name(peer, id, *names)
+        return ()
+    if peer.server.table.has_more(limits.listed, names):
+        peer.fail(id, wire.FAILED_LIMIT, too_long(peer))
+        return ()
+    return names
 
 
 def _start_watch(peer: Connection, id: int, names: tuple[str, ...]) -> None:
@@ -102,7 +123,12 @@ def _start_watch(peer: Connection, id: int, names: tuple[str, ...]) -> None:
 
 
 def _unfollow(peer: Connection, request: wire.Unfollow) -> None:
-    watcher = peer.watchers.pop(request.id, None)
+    end_watch(peer, request.id)
+
+
+def end_watch(peer: Connection, id: int) -> None:
+    """Let go of a watch, if there is one with that id."""
+    watcher = peer.watchers.pop(id, None)
     if watcher is not None:
         peer.watched -= _cost(watcher.names)
         peer.server.fanout.remove(watcher.names, watcher)
@@ -113,26 +139,31 @@ def _cost(names: tuple[str, ...]) -> int:
 
 
 def _open_session(peer: Connection, request: wire.OpenSession) -> None:
-    id, ttl, names, limits = request.id, request.ttl, request.names, peer.server.limits
+    id, ttl, limits = request.id, request.ttl, peer.server.limits
+    names: tuple[str, ...] = ()
     if not 0 < ttl <= limits.longest_ttl:
         peer.fail(id, wire.FAILED_INVALID, f"a session's ttl is at most {limits.longest_ttl:g} s, not {ttl:g}")
-    elif peer.server.table.sessions >= limits.sessions:
-        peer.fail(id, wire.FAILED_LIMIT, f"the server has its {limits.sessions} sessions")
     elif len(request.writes) > FIRST_WRITES or len(request.when) > FIRST_WRITES:
         # In the log each has the whole name of its session, which may be a thousand times as long as ``OWN``.
         peer.fail(id, wire.FAILED_LIMIT, f"a session's first commit has at most {FIRST_WRITES} writes")
     elif names_session(request.writes):
         peer.fail(id, wire.FAILED_INVALID, "the first commit of a session puts nothing under another one")
-    elif _may_write(peer, id, request.writes, request.when) and (not names or _may_follow(peer, id, names)):
+    elif (
+        _may_write(peer, id, request.writes, request.when)
+        and (not request.names or (names := _may_follow(peer, id, request.names)))
+        and _has_room(peer, id, peer.server.quota.refuse_session(peer.scope, _puts(request.writes)))
+    ):
         granted = max(ttl, limits.shortest_ttl)
         session, commit = peer.server.open_session(peer, granted, request.writes, request.when)
         if names:
             listing = peer.server.table.changes(names, None)
-            if peer.try_to_send(wire.Opened(id, session, granted, commit, listing)):
+            assert listing is not None
+            if peer.try_to_send(wire.Opened(id, session, granted, commit, listing), listing.entries):
                 _start_watch(peer, id, names)
                 return
         # A client whose watch is not started asks for it, and is then told if it is too much.
-        if not peer.send_if_short(id, wire.Opened(id, session, granted, commit)):
+        entries = () if commit is None else commit.entries
+        if not peer.send_if_short(id, wire.Opened(id, session, granted, commit), entries):
             peer.server.end_session(session)
 
 
@@ -140,7 +171,7 @@ def _refresh(peer: Connection, request: wire.KeepAlive | wire.Resume) -> None:
     if _may_use(peer, request.id, request.session):
         refresh = peer.server.keep_alive if isinstance(request, wire.KeepAlive) else peer.server.resume
         if refresh(peer, request.session):
-            peer.send(wire.Done(request.id))
+            peer.send_at_once(wire.Done(request.id))
         else:
             peer.fail(request.id, wire.FAILED_SESSION, f"session {request.session} has ended")
 
@@ -152,12 +183,11 @@ def _end_session(peer: Connection, request: wire.EndSession) -> None:
 
 
 def _ping(peer: Connection, request: wire.Ping) -> None:
-    peer.send(wire.Done(request.id))
+    peer.send_at_once(wire.Done(request.id))
 
 
 def _goodbye(peer: Connection, _: wire.Goodbye) -> None:
-    for session in tuple(peer.sessions):
-        peer.server.end_session(session)
+    peer.server.end_sessions_of(peer)
     peer.close()
     peer.server.forget(peer)
 
@@ -165,15 +195,24 @@ def _goodbye(peer: Connection, _: wire.Goodbye) -> None:
 # What a peer may do.
 
 
+def too_long(peer: Connection) -> str:
+    """Say what an answer may have at most."""
+    return f"the answer has more than {peer.server.limits.listed} keys or {wire.MAX_ANSWER} bytes; ask for less"
+
+
 def _may_name(peer: Connection, id: int, *names: str) -> bool:
     scope = peer.scope
     for name in names:
-        if len(name) > MAX_NAME or not _is_well_formed(name):
+        if not _is_well_formed(name):
             peer.fail(id, wire.FAILED_INVALID, f"not a name: {name[:64]!r}")
             return False
         if not name.startswith(scope):
             peer.fail(id, wire.FAILED_DENIED, f"this client's secret opens {scope}* only, not {name}")
             return False
+    most = DEPTH * peer.server.limits.writes
+    if len(names) * MAX_DEPTH > most and sum([name.count("/") for name in names]) > most:
+        peer.fail(id, wire.FAILED_LIMIT, f"the names in a request have at most {most} slashes; split it")
+        return False
     return True
 
 
@@ -185,31 +224,77 @@ def _may_use(peer: Connection, id: int, session: str) -> bool:
 
 
 def _may_write(peer: Connection, id: int, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> bool:
-    limits = peer.server.limits
+    limits, table = peer.server.limits, peer.server.table
     if len(writes) > limits.writes or len(when) > limits.writes:
         peer.fail(id, wire.FAILED_LIMIT, f"a commit has at most {limits.writes} writes and conditions")
         return False
     names = [condition.key for condition in when]
-    puts = size = 0
+    sessions: list[str] = []
+    deletes: list[str] = []
+    puts = 0
     for write in writes:
         if isinstance(write, Put):
             names.append(write.key)
             puts += 1
-            size += len(write.key) + len(write.value)
             if write.key.endswith("/"):
                 peer.fail(id, wire.FAILED_INVALID, f"a key must not end in a slash: {write.key[:64]!r}")
                 return False
-            if write.session and not _may_use(peer, id, write.session):  # OWN is nobody else's
-                return False
+            if write.session:  # OWN is nobody else's
+                sessions.append(write.session)
         else:
             names.append(write.name)
+            if write.name.endswith("/"):  # Others are as many as the writes at most.
+                deletes.append(write.name)
     if not _may_name(peer, id, *names):
         return False
-    table = peer.server.table
-    if puts and (len(table) + puts > limits.keys or table.size + size > limits.bytes):
-        peer.fail(id, wire.FAILED_LIMIT, f"the server is full: {len(table)} keys, {table.size} bytes")
+    if sessions and not _may_own(peer, id, sessions, writes):
         return False
+    if deletes and table.has_more(limits.listed, deletes):
+        peer.fail(id, wire.FAILED_LIMIT, f"a commit may delete {limits.listed} keys; delete smaller subtrees")
+        return False
+    return len(table) + puts <= limits.listed or not _is_crowded(peer, id, writes)
+
+
+def _may_own(peer: Connection, id: int, sessions: list[str], writes: tuple[Write, ...]) -> bool:
+    """Tell whether the puts under sessions, each named once for each of its puts, leave them small enough to end."""
+    table, most = peer.server.table, peer.server.limits.writes
+    for session, keys in Counter(sessions).items() if len(sessions) > 1 else ((sessions[0], 1),):
+        if not _may_use(peer, id, session):
+            return False
+        if table.keys_of(session) + keys > most:
+            puts = [write.key for write in writes if isinstance(write, Put) and write.session == session]
+            known = [entry for entry in map(table.get, puts) if entry is not None and entry.session == session]
+            if table.keys_of(session) + len(puts) - len(known) > most:
+                peer.fail(id, wire.FAILED_LIMIT, f"session {session} may have {most} keys")
+                return False
     return True
+
+
+def _is_crowded(peer: Connection, id: int, writes: tuple[Write, ...]) -> bool:
+    """Tell, also the peer, whether the puts would make the store of a round larger than may be listed and deleted."""
+    table, most = peer.server.table, peer.server.limits.listed
+    added: Counter[str] = Counter()
+    new = [put.key for put in _puts(writes) if table.get(put.key) is None]
+    for parent, keys in Counter([key[: key.rfind("/") + 1] for key in new]).items():
+        run, is_data = place_of(parent)
+        if is_data:
+            for subtree in subtrees_of(parent)[run.count("/") + 2 :]:
+                added[subtree] += keys
+    for subtree, keys in added.items():
+        if table.has_more(most - keys, (subtree,)):
+            peer.fail(id, wire.FAILED_LIMIT, f"{subtree} may have {most} keys; delete some")
+            return True
+    return False
+
+
+def _has_room(peer: Connection, id: int, why_not: str | None) -> bool:
+    if why_not is not None:
+        peer.fail(id, wire.FAILED_LIMIT, why_not)
+    return why_not is None
+
+
+def _puts(writes: tuple[Write, ...]) -> list[Put]:
+    return [write for write in writes if isinstance(write, Put)]
 
 
 ANSWERS: Final[dict[type, Callable[[Connection, Any], None]]] = {
@@ -229,4 +314,7 @@ ANSWERS: Final[dict[type, Callable[[Connection, Any], None]]] = {
 
 def _is_well_formed(name: str) -> bool:
     """Tell whether a client of ours could have sent this name."""
-    return name != "" and name[0] != "/" and "//" not in name and name.isprintable()
+    length = len(name)
+    if not length or name[0] == "/" or "//" in name or not name.isprintable():
+        return False
+    return length <= 2 * MAX_DEPTH or (length <= MAX_NAME and name.count("/") <= MAX_DEPTH)

@@ -1,8 +1,8 @@
 """The TCP server: a table, who watches it, and the connections that use it.
 
-One event loop, no task (but for TLS, in ``door``): connections call in from their transports, a timer ends sessions,
-and at the end of each turn in which something has changed its watchers are told, all changes at once. It can live
-inside any process of the run, or alone (``serve``).
+One event loop, no task (but for handshakes, in ``door``): connections call in from their transports, a timer ends
+sessions, and watchers are told of what has changed (``pushes``). Whatever takes long is done in slices (``turns``), so
+that nobody waits for what others have asked for. It can live inside any process of the run, or alone (``serve``).
 
 A session belongs to the connection that last opened or refreshed it. When that connection goes, the session is suspect:
 it ends ``disconnect_grace`` later unless its client is back by then, and at once if its client has said goodbye. A peer
@@ -16,41 +16,41 @@ import logging
 import secrets
 import socket
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
 from rendezvous_async import clock
 from rendezvous_async.backends.base import Commit, Condition, Write, owned
-from rendezvous_async.backends.fanout import Fanout
 from rendezvous_async.backends.frames import Committed, Ended, Forgotten, Opened
 from rendezvous_async.backends.log import Log
 from rendezvous_async.backends.table import CommitId, Table
 from rendezvous_async.backends.tcp import wire
-from rendezvous_async.backends.tcp.addresses import BACKLOG
 from rendezvous_async.backends.tcp.auth import Secret
 from rendezvous_async.backends.tcp.connection import Connection
-from rendezvous_async.backends.tcp.door import TlsDoor
+from rendezvous_async.backends.tcp.door import Caller, Gate
 from rendezvous_async.backends.tcp.journal import Journal
 from rendezvous_async.backends.tcp.limits import OTHER_FILES, Limits
-from rendezvous_async.backends.tcp.requests import Watcher
+from rendezvous_async.backends.tcp.pushes import Pushes
+from rendezvous_async.backends.tcp.quota import Quota
+from rendezvous_async.backends.tcp.turns import Turns
+from rendezvous_async.backends.tcp.unfinished import Unfinished
 from rendezvous_async.clock import Alarm
 
 if TYPE_CHECKING:
     import ssl
 
-    from msgspec import Raw
-
 __all__ = ["DISCONNECT_GRACE", "TcpServer"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("rendezvous_async.server")
 
 DISCONNECT_GRACE = 1.0
 REMEMBER_CLIENT = 600.0
 """Seconds for which the answers of a client that is gone are kept, should it ask again."""
 REMEMBERED_CLIENTS = 65_536
+FORGET_AT_ONCE = 64
 CLAIM = 2**62
 SCOPED_CLAIM = 2**48
 """Up to which revision a server without a log believes a hello. No history gets there by commits.
@@ -59,10 +59,9 @@ A lie lifts the counter to here and no further, and the honest soon have seen mo
 ``MAX_REVISION`` is as far above as no history gets either. The next server believes them only as far as here; so a
 client whose secret opens some runs only is believed less, and those who have the whole secret make up for its lies.
 """
-ACCEPT_AT_ONCE = 64
 TURNED_AWAY_AT_ONCE = OTHER_FILES // 2
 _STALL = 0.25
-"""A timer that comes so much late means that this loop stood still: the peers' keep-alives wait to be read."""
+"""A timer that is this late means that the loop stood still. Clients that come back after it get as long again."""
 
 
 class TcpServer:
@@ -86,18 +85,21 @@ class TcpServer:
         endpoint: str = "",
     ) -> None:
         self.table = Table(secrets.token_hex(8)) if log is None else log.table
+        self.turns = Turns()
         self.journal = None if log is None else Journal(log, self._fail)
         self.secret = secret
         self.limits = limits or Limits()
+        self.quota = Quota(self.table, self.limits, endpoint)
         self.disconnect_grace = disconnect_grace
         self.endpoint = endpoint
-        self.fanout: Fanout[Watcher] = Fanout()
-        self.listeners: list[Callable[[Sequence[str]], None]] = []
+        self.pushes = Pushes(self.table, self.limits, self.turns)
+        self.fanout = self.pushes.fanout
+        self.listeners = self.pushes.listeners
         """Called with the keys that have changed, as soon as some have; must not raise."""
         self.failed = anyio.Event()
         self.failure: Exception | None = None
-        self._connections: set[Connection | TlsDoor] = set()
-        self._turned_away: set[Connection | TlsDoor] = set()
+        self._connections: set[Connection | Caller] = set()
+        self._turned_away: set[Connection | Caller] = set()
         self._clients: dict[str, Connection] = {}
         self._numbers: dict[str, int] = {}
         now = clock.now()
@@ -105,12 +107,9 @@ class TcpServer:
         self._gone: OrderedDict[str, float] = OrderedDict.fromkeys(answers, now)
         self._logged = set(answers)
         self._owners: dict[str, Connection] = {}
-        self._settled = self.table.token
-        self._touched: dict[Connection, None] = {}
-        self._pushing: asyncio.Handle | None = None
+        self.unfinished = Unfinished()
         self._alarm = Alarm(self._expire)
-        self._no_expiry_before = 0.0
-        self._listeners: list[asyncio.Server] = []
+        self._gate: Gate | None = None
         self._sessions_ended = anyio.Event()
         self._stopped = False
         self._closed = False
@@ -126,21 +125,15 @@ class TcpServer:
 
     async def start(self, sockets: Iterable[socket.socket], tls: ssl.SSLContext | None = None) -> None:
         """Serve on sockets that listen already."""
-        loop = asyncio.get_running_loop()
-        make_peer: Callable[[], asyncio.BaseProtocol] = partial(Connection, self)
-        options: dict[str, Any] = {}
-        if tls is not None and isinstance(loop, asyncio.BaseEventLoop):
-            make_peer = partial(TlsDoor, self, tls)
-        elif tls is not None:
-            # uvloop reads on though it is told to pause: there TLS comes first, and a peer counts from then on.
-            options = {"ssl": tls, "ssl_handshake_timeout": self.limits.handshake}
-        for sock in sockets:
-            listener = await loop.create_server(
-                make_peer, sock=sock, backlog=ACCEPT_AT_ONCE, start_serving=False, **options
-            )
-            self._listeners.append(listener)  # First: whatever ends this here must not leave it in the loop.
-            await listener.start_serving()
-            sock.listen(BACKLOG)  # asyncio has one number for the queue and for how many to accept in one turn
+        self._gate = Gate(
+            f"the server at {self.endpoint}",
+            self.admit,
+            self.leave,
+            partial(Connection, self),
+            tls=tls,
+            handshake=self.limits.handshake,
+        )
+        self._gate.open(sockets)
 
     async def aclose(self) -> None:
         """Stop serving; with a log, everything that was done is on disk afterwards. Closing twice is no error."""
@@ -150,23 +143,20 @@ class TcpServer:
             peer.refuse(wire.REFUSED_CLOSING, "the server is closing")
         if self.journal is not None:
             await self.journal.aclose()
-        peers = [*self._connections, *self._turned_away]
-        for peer in peers:
+        for peer in (*self._connections, *self._turned_away):
             peer.abort()
-        handshakes = [peer.task for peer in peers if isinstance(peer, TlsDoor) and peer.task is not None]
-        if handshakes:
-            await asyncio.wait(handshakes)
+        if self._gate is not None:
+            await self._gate.aclose()
         # The transports close in the next turn; then nothing of ours is left in the loop.
         await anyio.lowlevel.checkpoint()
 
     def _stop(self) -> None:
         """Give the addresses back, and let nothing happen by itself any more."""
         self._stopped = True
-        for listener in self._listeners:
-            listener.close()
+        if self._gate is not None:
+            self._gate.close()
         self._alarm.cancel()
-        if self._pushing is not None:
-            self._pushing.cancel()
+        self.turns.stop()
 
     async def without_sessions(self) -> None:
         """Wait until no session is open."""
@@ -176,7 +166,7 @@ class TcpServer:
 
     # Connections
 
-    def admit(self, peer: Connection | TlsDoor) -> wire.Refused | None:
+    def admit(self, peer: Connection | Caller) -> wire.Refused | None:
         """Take in a peer, or return why not; where many are being told so already it is cut off without a word."""
         most = self.limits.connections_now
         if self._closed:
@@ -193,7 +183,7 @@ class TcpServer:
             peer.abort()
         return refused
 
-    def leave(self, peer: Connection | TlsDoor) -> None:
+    def leave(self, peer: Connection | Caller) -> None:
         """Let another have a peer's place."""
         self._connections.discard(peer)
         self._turned_away.discard(peer)
@@ -228,18 +218,21 @@ class TcpServer:
             self.fanout.remove(watcher.names, watcher)
         connection.watchers.clear()
         now = clock.now()
-        for session in connection.sessions:
-            if self._owners.get(session) is connection:
-                del self._owners[session]
-                self.table.hasten(session, now + self.disconnect_grace)
-        connection.sessions.clear()
+        sessions, connection.sessions = connection.sessions, set()
+        self.turns.for_each(sessions, partial(self._disown, connection, now + self.disconnect_grace))
         client = connection.client
         if client is not None and self._clients.get(client) is connection:
             del self._clients[client]
             self._gone[client] = now
         if not self._stopped:
             self._forget_old(now)
-            self._set_alarm()
+
+    def _disown(self, connection: Connection, expires_at: float, session: str) -> None:
+        if self._owners.get(session) is connection:
+            del self._owners[session]
+            self.table.hasten(session, expires_at)
+            if not self._stopped:
+                self._alarm.set_by(expires_at)
 
     def forget(self, connection: Connection) -> None:
         """Forget what was kept for a client that will not come back."""
@@ -250,7 +243,9 @@ class TcpServer:
             self._forget(client)
 
     def _forget_old(self, now: float) -> None:
-        while self._gone:
+        for _ in range(FORGET_AT_ONCE):  # more than come with each call
+            if not self._gone:
+                break
             client, gone_at = next(iter(self._gone.items()))
             if len(self._gone) <= REMEMBERED_CLIENTS and now - gone_at < REMEMBER_CLIENT:
                 break
@@ -271,11 +266,10 @@ class TcpServer:
         """Commit to the table."""
         before = self.table.revision
         commit = self.table.commit(writes, when, id)
-        if self.journal is not None and commit.won:
+        if self.journal is not None and self.table.revision > before:
             if id is not None:
                 self._logged.add(id.client)
-            if self.table.revision > before:
-                self.journal.record(Committed(tuple(writes), (), id))
+            self.journal.record(Committed(tuple(writes), (), id))
         return commit
 
     def open_session(
@@ -319,6 +313,15 @@ class TcpServer:
         if not self.table.sessions:
             self._sessions_ended.set()
 
+    def end_sessions_of(self, connection: Connection) -> None:
+        """End all sessions of a connection."""
+        sessions, connection.sessions = connection.sessions, set()
+        self.turns.for_each(sessions, self._end_and_settle)
+
+    def _end_and_settle(self, session: str) -> None:
+        self.end_session(session)
+        self.pushes.settle()
+
     def _own(self, connection: Connection, session: str) -> None:
         owner = self._owners.get(session)
         if owner is not None:
@@ -326,47 +329,34 @@ class TcpServer:
         self._owners[session] = connection
         connection.sessions.add(session)
 
-    # Changes and time
-
-    def settle(self) -> None:
-        """Mark the watchers of what has changed; they are told at the end of this turn of the loop, all at once."""
-        if not self.table.has_changed:
-            return
-        changed = self.table.take_changed()
-        for listener in self.listeners:
-            listener(changed)
-        for watcher in self.fanout.concerned(changed):
-            watcher.connection.mark(watcher, self._settled)
-            self._touched[watcher.connection] = None
-        self._settled = self.table.token
-        if self._touched and self._pushing is None:
-            self._pushing = asyncio.get_running_loop().call_soon(self._push)
-
-    def _push(self) -> None:
-        self._pushing = None
-        touched, self._touched = self._touched, {}
-        memo: dict[tuple[tuple[str, ...], int], Raw | None] = {}
-        for connection in touched:
-            connection.push(memo)
+    # Time
 
     def _set_alarm(self) -> None:
         due = self.table.next_due()
         if due is None:
             self._alarm.cancel()
         else:
-            self._alarm.set_by(max(due, self._no_expiry_before))
+            # Not in the past, where those are whose turn has not come yet: that would look like a stall.
+            self._alarm.set_by(max(due, self.turns.now()))
 
     def _expire(self, now: float, late: float) -> None:
-        if late > _STALL:
-            logger.warning(
-                "the server's event loop stood still for %.1f s; sessions that are due get a moment more", late
-            )
-            self._no_expiry_before = now + _STALL
-            self._set_alarm()
-            return
-        for session in self.table.due(now):
-            self.end_session(session)
-        self.settle()
+        """End the sessions that are due, at the latest when their TTL is over, however often the loop stands still.
+
+        A client whose session is due by its TTL has counted itself out since ``OUT_AFTER`` of it. But one that has lost
+        its connection may be waiting at a door that nobody opened during a stall: it gets a moment more, if its TTL
+        leaves time for that and for another stall.
+        """
+        stalled = late > _STALL
+        if stalled:
+            logger.warning("the server's event loop stood still for %.1f s: something in this process blocks it", late)
+        end = self.turns.end_of_slice()
+        while (due := self.table.next_due()) is not None and due <= now:
+            for session in self.table.due(now, 1):
+                if not (stalled and self.table.put_off(session, now + _STALL, 2 * late)):
+                    self.end_session(session)
+            if self.turns.now() >= end:
+                break
+        self.pushes.settle()
         self._set_alarm()
 
     def _fail(self, error: Exception) -> None:

@@ -13,6 +13,7 @@ import anyio
 
 from rendezvous_async import clock
 from rendezvous_async.backends.log import Log
+from rendezvous_async.backends.options import OPTIONS
 from rendezvous_async.backends.tcp.addresses import Address, listen_on, resolve
 from rendezvous_async.backends.tcp.auth import Secret
 from rendezvous_async.backends.tcp.limits import Limits
@@ -43,9 +44,9 @@ async def serve(
 ) -> AsyncIterator[TcpServer]:
     """Serve ``tcp://`` for as long as the block runs; ``.endpoint`` of its value is ready to hand out.
 
-    When the disk under ``data_dir`` fails the server stops, though the block runs on: ``.failed`` is an event that is
-    set then, and ``.failure`` the error. Wait for the one and raise the other; a server that is started anew goes on
-    with what the disk holds.
+    When the disk under ``data_dir`` fails, or the log in it is moved away, the server stops, though the block runs on:
+    ``.failed`` is an event that is set then, and ``.failure`` the error. Wait for the one and raise the other; a server
+    that is started again goes on with what the disk holds.
 
     Args:
         host: An address, or a name; all of its addresses are served, or none.
@@ -61,9 +62,11 @@ async def serve(
 
     Raises:
         ValueError: The address can be reached by others, and there is neither secret nor TLS, nor ``insecure``.
-        RendezvousConnectionError: The address cannot be had.
+        RendezvousConnectionError: The address cannot be had, or others could write in ``data_dir``.
         RendezvousStateError: The log in ``data_dir`` is damaged, or in use by another server.
     """
+    files: dict[str, object] = {"tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
+    _check_arguments(host, port, insecure, data_dir=data_dir, secret=secret, tls=tls, limits=limits, **files)
     encryption = Tls.make(tls, ca=tls_ca, cert=tls_cert, key=tls_key)
     if encryption.client is not None and encryption.server is None:
         raise ValueError("to serve with TLS give tls_cert and tls_key, or a server-side context as tls")
@@ -84,6 +87,19 @@ async def serve(
             await server.aclose()
 
 
+def _check_arguments(host: object, port: object, insecure: object, **options: object) -> None:
+    clock.check_asyncio()
+    if not isinstance(host, str) or not host:
+        raise ValueError(f"host must be an address or a name, not {host!r}")
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
+        raise ValueError(f"port must be a number from 0 to 65535, not {port!r}")
+    if not isinstance(insecure, bool):
+        raise ValueError(f"insecure must be True or False, not {insecure!r}")
+    for name, value in options.items():
+        if value is not None:
+            OPTIONS["tcp"][name](name, value)
+
+
 async def start_server(
     host: str,
     port: int,
@@ -97,15 +113,17 @@ async def start_server(
 ) -> TcpServer:
     """Start a server; the caller closes it with ``aclose()``. See ``serve``."""
     check_seconds("disconnect_grace", disconnect_grace)
+    where = format_address(host, port)
     try:
         addresses = await resolve(host, port)
     except OSError as error:
-        raise RendezvousConnectionError(f"cannot serve on {format_address(host, port)}: {error.strerror}") from error
+        raise RendezvousConnectionError(f"cannot serve on {where}: {error.strerror}") from error
     check_secure(addresses, secret is not None or tls is not None, insecure)
     try:
         sockets = listen_on(addresses)
     except OSError as error:
-        raise RendezvousConnectionError(f"cannot serve on {format_address(host, port)}: {error.strerror}") from error
+        why = str(error.strerror).removeprefix(f"{where}: ")  # It names the address, which the host may be.
+        raise RendezvousConnectionError(f"cannot serve on {where}: {why}") from error
     return await start_on(
         sockets,
         host,
@@ -171,7 +189,15 @@ def _open_log(path: str, now: float) -> Log:
     What was read is written anew. The last server may have stopped because a sync failed: then some of what the kernel
     gives us to read was never on the disk, and no later sync would tell.
     """
-    log = Log.open(path, exclusive=True, now=now)
+    # Not before it is needed: a server without a log has no use for the file backend.
+    from rendezvous_async.backends.file.directory import Directory
+
+    where = os.path.realpath(os.path.dirname(path))
+    directory = Directory.open(where, advice="use a directory of your own, for example a new one inside it")
+    try:
+        log = Log.open(path, directory=directory.fd, exclusive=True, now=now)
+    finally:
+        directory.close()
     try:
         log.compact(log.table.snapshot())
     except BaseException:

@@ -51,7 +51,8 @@ class Tls(msgspec.Struct, frozen=True):
             cert: This side's certificate chain.
             key: Its private key, if that is not in the same file.
         """
-        files = [name for name, value in (("tls_ca", ca), ("tls_cert", cert), ("tls_key", key)) if value is not None]
+        given = {"tls_ca": ca, "tls_cert": cert, "tls_key": key}
+        files = [name for name, value in given.items() if value is not None]
         if isinstance(tls, ssl.SSLContext):
             if files:
                 raise ValueError(f"give tls as a context or by files, not both: {', '.join(files)}")
@@ -73,5 +74,6 @@ class Tls(msgspec.Struct, frozen=True):
                 if ca is not None:
                     server.verify_mode = ssl.CERT_REQUIRED
         except (OSError, ssl.SSLError) as error:
-            raise ValueError(f"cannot use the TLS files ({', '.join(files)}): {error}") from error
+            named = ", ".join(f"{name}={given[name]}" for name in files)
+            raise ValueError(f"cannot use the TLS files ({named}): {error}") from error
         return cls(client, server)

@@ -23,7 +23,8 @@ still be told apart by its ``Hello``.
 from __future__ import annotations
 
 import struct
-from typing import Final, TypeAlias
+from collections.abc import Collection
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
@@ -35,11 +36,17 @@ PROTOCOL: Final = 1
 """The version of this protocol; both sides must have the same."""
 HANDSHAKE_FRAME: Final = 4096
 """How long a frame may be before the peer is known."""
-MAX_ANSWER: Final = 64 * 1024 * 1024
+MAX_ANSWER: Final = 32 * 1024 * 1024
 """How long an answer or a push may be."""
+MAX_ITEMS: Final = 65_536
+"""How many writes, conditions or names a request may have; with more it is not even decoded."""
 
 _LENGTH = struct.Struct(">I")
 _NO_LENGTH = bytes(_LENGTH.size)
+_FEW = msgspec.Meta(max_length=MAX_ITEMS)
+_Writes: TypeAlias = Annotated[tuple[Put | Delete, ...], _FEW]
+_Conditions: TypeAlias = Annotated[tuple[Condition, ...], _FEW]
+_Names: TypeAlias = Annotated[tuple[str, ...], _FEW]
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -82,12 +89,13 @@ class Proof(_Message, frozen=True, tag=2):
 
 
 class Welcome(_Message, frozen=True, tag=3):
-    """The handshake is over; the proof is the server's own."""
+    """The handshake is over; the proof is the server's own, and ``peer`` is the address it sees the client at."""
 
     version: int
     epoch: str
     revision: int
     proof: bytes = b""
+    peer: str = ""
 
 
 class Refused(_Message, frozen=True, tag=4):
@@ -126,15 +134,15 @@ class Transact(_Message, frozen=True, tag=12):
     id: int
     number: int
     settled: int
-    writes: tuple[Put | Delete, ...]
-    when: tuple[Condition, ...]
+    writes: _Writes
+    when: _Conditions
 
 
 class Follow(_Message, frozen=True, tag=13):
     """Start a watch; it is answered once with ``Changed``, if need be an empty one, and then whenever there is news."""
 
     id: int
-    names: tuple[str, ...]
+    names: _Names
     after: Token | None
 
 
@@ -152,9 +160,9 @@ class OpenSession(_Message, frozen=True, tag=15):
 
     id: int
     ttl: float
-    writes: tuple[Put | Delete, ...] = ()
-    when: tuple[Condition, ...] = ()
-    names: tuple[str, ...] = ()
+    writes: _Writes = ()
+    when: _Conditions = ()
+    names: _Names = ()
 
 
 class KeepAlive(_Message, frozen=True, tag=16):
@@ -255,7 +263,7 @@ _request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Req
 _server_decoder: msgspec.msgpack.Decoder[FromServer] = msgspec.msgpack.Decoder(FromServer)
 
 
-_NO_MESSAGE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_NO_MESSAGE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError)
 """What the decoders raise: text that is no UTF-8 has an error of its own."""
 
 
@@ -280,6 +288,11 @@ class FrameDecoder:
         self._parts: list[bytes] = []
         self._parts_length = 0
         self._wanted = 0
+
+    @property
+    def unfinished(self) -> int:
+        """How many bytes of a frame that is not all there are kept."""
+        return self._parts_length if self._parts else 0
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the stream."""
@@ -306,7 +319,6 @@ class FrameDecoder:
         data, at = self._data, self._at
         left = len(data) - at
         if not left:
-            self._wanted = 4
             return None
         if left >= 4:
             (length,) = _LENGTH.unpack_from(data, at)
@@ -343,6 +355,11 @@ def frame_into(out: bytearray, message: Message) -> None:
 def encode_listing(listing: Listing) -> msgspec.Raw:
     """Return a listing's bytes for ``EncodedChanged``."""
     return msgspec.Raw(_encoder.encode(listing))
+
+
+def fits(entries: Collection[Entry]) -> bool:
+    """Tell, before they are encoded, whether an answer may have these entries."""
+    return sum([len(entry.key) + len(entry.value or b"") for entry in entries]) <= MAX_ANSWER
 
 
 def decode_greeting(body: bytes) -> Hello | Proof:

@@ -72,6 +72,12 @@ class Process:
         with anyio.CancelScope(shield=True):
             await self.kill()
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process is not None
+        return self._process.pid
+
     async def start(self) -> None:
         """Start it."""
         self._process = await asyncio.create_subprocess_exec(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import anyio
 import pytest
@@ -314,13 +316,27 @@ async def test_a_frozen_connection_is_given_up_for_a_new_one() -> None:
         assert entry is not None
 
 
+async def test_a_frozen_connection_is_given_up_by_a_loop_that_stands_still_again_and_again() -> None:
+    async with behind_proxy(stall_timeout=0.3) as (server, proxy, backend):
+        await backend.commit(Put("key", b"1"))
+        proxy.stall()
+        backend._channel.dialer.port = parse_endpoint(server.endpoint).hosts[0][1]
+        async with anyio.create_task_group() as group:
+            group.start_soon(backend.get, "key")
+            with anyio.fail_after(WAIT):
+                while backend._channel.connections == 1:
+                    time.sleep(0.2)  # noqa: TID251, ASYNC251 - blocks the loop, on purpose
+                    await anyio.sleep(0.001)
+
+
 async def test_who_gave_up_on_a_silent_server_gives_it_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that greets thousands is slow; if all gave up and came again at once, it would never get through."""
-    monkeypatch.setattr(dialing, "ATTEMPT_SECONDS", 0.01)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        dialer = dialing.Dialer("127.0.0.1", silent.getsockname()[1], None)
+        with monkeypatch.context() as patch:  # Not for the attempts too: a busy machine may need longer to connect.
+            patch.setattr(dialing, "ATTEMPT_SECONDS", 0.01)
+            dialer = dialing.Dialer("127.0.0.1", silent.getsockname()[1], None)
         waited = [dialer._patience]
         for _ in range(4):
             with pytest.raises(dialing.DialError):
@@ -391,18 +407,36 @@ async def test_all_addresses_of_a_name_are_tried() -> None:
             await backend.commit(Put("key", b""))
 
 
-async def test_something_else_listens_there() -> None:
-    class Http(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            assert isinstance(transport, asyncio.Transport)
-            transport.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"<!DOCTYPE html>", b"<html>"])
+@pytest.mark.parametrize("waits", [False, True], ids=["at once", "after a whole request"])
+async def test_an_http_server_listens_there(answer: bytes, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was asked again and again, and then: "is it running?"."""
+    monkeypatch.setattr("rendezvous_async.backends.tcp.dialing.ATTEMPT_SECONDS", 0.1)
 
-    listener = await asyncio.get_running_loop().create_server(Http, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
-    with pytest.raises(RendezvousConnectionError, match="no server of ours"):
-        async with connected(f"tcp://127.0.0.1:{port}", connect_timeout=0.2):
-            pass
-    listener.close()
+    async def serve_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if waits:
+            await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(serve_http, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        with pytest.raises(RendezvousConnectionError, match="an HTTP server answers there") as raised:
+            async with connected(f"tcp://127.0.0.1:{port}"):
+                pass
+    assert raised.value.final
+
+
+async def test_a_slow_server_is_not_given_up_for_what_it_says_to_a_provoked_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A host was frozen for longer than an attempt, and then refused what is meant for HTTP servers, for good."""
+    monkeypatch.setattr("rendezvous_async.backends.tcp.dialing.ATTEMPT_SECONDS", 0.2)
+    async with ServerProcess() as server:
+        server.signal(signal.SIGSTOP)
+        asyncio.get_running_loop().call_later(0.4, server.signal, signal.SIGCONT)  # While the first answer is provoked.
+        async with connected(server.endpoint) as backend:
+            await backend.commit(Put("key", b""))
 
 
 async def test_attempts_can_be_read_while_a_call_waits() -> None:
@@ -649,8 +683,7 @@ async def test_wire_errors_from_a_server_are_not_believed() -> None:
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             nonlocal connections
             connections += 1
-            assert isinstance(transport, asyncio.Transport)
-            transport.write(wire.frame(wire.Welcome(wire.PROTOCOL, "epoch", 0)) + b"\xff" * 20)
+            cast(asyncio.Transport, transport).write(wire.frame(wire.Welcome(wire.PROTOCOL, "epoch", 0)) + b"\xff" * 20)
 
     listener = await asyncio.get_running_loop().create_server(Nonsense, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
@@ -658,5 +691,5 @@ async def test_wire_errors_from_a_server_are_not_believed() -> None:
         with anyio.move_on_after(0.5):
             await backend.get("key")
         assert 2 <= connections < 50
-        assert any("no server of ours" in line for line in backend.attempts)
+        assert any("no rdzv server" in line for line in backend.attempts)
     listener.close()

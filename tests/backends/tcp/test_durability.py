@@ -323,6 +323,33 @@ async def test_who_watches_what_changes_all_the_time_is_still_answered(
             gate.open()
 
 
+async def test_a_sign_of_life_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may write so much that a sync takes seconds; what was read while it lasts still waits for it."""
+    gate = Gate()
+    async with (
+        serve(port=0, data_dir=tmp_path) as server,
+        connected(server.endpoint) as writer,
+        RawClient.connect(server.endpoint) as peer,
+        anyio.create_task_group() as group,
+    ):
+        await peer.greet()
+        peer.send(wire.OpenSession(1, 60.0))
+        opened = await peer.read()
+        assert isinstance(opened, wire.Opened)
+        monkeypatch.setattr(os, "fdatasync", gate)
+        try:
+            group.start_soon(writer.commit, Put("key", b"x"))
+            await eventually(lambda: gate.begun == 1, WAIT)
+            peer.send(wire.Ping(2), wire.KeepAlive(3, opened.session))
+            assert [await peer.read() for _ in range(2)] == [wire.Done(2), wire.Done(3)]
+            peer.send(wire.Get(4, f"{writer.prefix}key"), wire.Ping(5))
+            with anyio.move_on_after(0.05):
+                raise AssertionError(f"{await peer.read()} though it is not on disk yet")
+        finally:
+            gate.open()
+        assert [type(await peer.read()) for _ in range(2)] == [wire.Found, wire.Done]
+
+
 @pytest.mark.parametrize("end", ["goodbye", "time"])
 async def test_a_client_that_was_forgotten_is_forgotten_after_a_restart_too(
     end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

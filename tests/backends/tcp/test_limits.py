@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import random
 import socket
 import warnings
 from contextlib import suppress
+from typing import Any
 
 import anyio
 import pytest
 
-from rendezvous_async.backends.base import FIRST_WRITES, OWN, Condition, Put
+from rendezvous_async.backends.base import FIRST_WRITES, OWN, Condition, Delete, Put
 from rendezvous_async.backends.tcp import Limits, requests, serve, wire
 from rendezvous_async.backends.tcp.auth import new_nonce
 from rendezvous_async.clock import Patience
@@ -32,6 +34,22 @@ async def refusal(peer: RawClient) -> str:
 def test_limits_must_be_positive() -> None:
     with pytest.raises(ValueError, match="keys"):
         Limits(keys=0)
+
+
+@pytest.mark.parametrize("name", Limits.__struct_fields__)
+def test_every_limit_is_checked_by_its_name(name: str) -> None:
+    is_count = isinstance(getattr(Limits(), name), int)
+    wrong: list[Any] = [0, -1, True, None, "5", math.nan, math.inf, *([2.0, 0.5] if is_count else [10**400])]
+    text = "a whole number above 0" if is_count else "a positive, finite number"
+    for value in wrong:
+        with pytest.raises(ValueError, match=f"the limit {name} must be {text}, not {value!r}"):
+            Limits(**{name: value})
+
+
+def test_the_shortest_ttl_is_not_above_the_longest() -> None:
+    with pytest.raises(ValueError, match=r"shortest_ttl \(30 s\) must not be above longest_ttl \(20 s\)"):
+        Limits(shortest_ttl=30, longest_ttl=20)
+    assert Limits(shortest_ttl=20, longest_ttl=20).shortest_ttl == 20
 
 
 async def test_connections_are_limited() -> None:
@@ -104,14 +122,18 @@ async def test_a_frame_that_is_too_long_ends_the_connection_unread() -> None:
 
 
 async def test_a_full_table_takes_no_more_and_serves_on() -> None:
-    async with serve(port=0, limits=Limits(keys=2, bytes=1000)) as server, connected(server.endpoint) as backend:
+    limits = Limits(keys=2, run_share=1)
+    async with serve(port=0, limits=limits) as server, connected(server.endpoint) as backend:
         await backend.commit(Put("a", b"1"), Put("b", b"2"))
         with pytest.raises(RendezvousError, match="the server is full: 2 keys"):
             await backend.commit(Put("c", b"3"))
         assert (await backend.get("c")) is None
-    async with serve(port=0, limits=Limits(bytes=1000)) as server, connected(server.endpoint) as backend:
+        await backend.commit(Put("b", b"another value"))
+        await backend.commit(Delete("a"))
+        await backend.commit(Put("c", b"3"))
+    async with serve(port=0, limits=Limits(bytes=10_000)) as server, connected(server.endpoint) as backend:
         with pytest.raises(RendezvousError, match="the server is full"):
-            await backend.commit(Put("a", b"x" * 1000))
+            await backend.commit(Put("a", b"x" * 10_000))
         await backend.commit(Put("a", b"x" * 100))
 
 
@@ -142,13 +164,13 @@ async def test_the_names_of_all_watches_are_limited() -> None:
         peer.send(wire.Follow(1, (name + "/",), None))  # one character too many for three
         peer.send(*(wire.Follow(id, (name,), None) for id in (2, 3)))
         assert [type(await peer.read()) for _ in range(3)] == [wire.Changed, wire.Changed, wire.Failed]
-        peer.send(wire.Unfollow(1), wire.Follow(4, (name, name), None), wire.Follow(5, ("x",), None))
+        peer.send(wire.Unfollow(1), wire.Follow(4, (name, name[:-1]), None), wire.Follow(5, ("x",), None))
         assert isinstance(await peer.read(), wire.Changed)
         failed = await peer.read()
         assert isinstance(failed, wire.Failed)
         assert failed.code == wire.FAILED_LIMIT
         assert f"may have {limits.watched} characters" in failed.message
-        assert len(server.fanout) == 2
+        assert len(server.fanout) == 3
 
 
 async def test_short_names_are_not_watched_for_nothing() -> None:
@@ -159,6 +181,103 @@ async def test_short_names_are_not_watched_for_nothing() -> None:
             peer.send(wire.Follow(id, tuple(f"{id}{number}" for number in range(4096)), None))
             kinds.append(type(await peer.read()))
         assert kinds == [wire.Changed] * 3 + [wire.Failed] * 2
+
+
+async def failure(peer: RawClient, request: wire.Request) -> str:
+    """What a request is answered that must be refused."""
+    peer.send(request)
+    failed = await peer.read()
+    assert isinstance(failed, wire.Failed), failed
+    assert failed.code == wire.FAILED_LIMIT
+    return failed.message
+
+
+async def test_the_store_of_a_round_can_always_be_listed_watched_and_deleted() -> None:
+    """It has no more keys than that: what would make it larger is refused, what replaces a key is not.
+
+    The run's own records have room all the same: a full store never keeps a node from joining, or a round from forming.
+    """
+    async with serve(port=0, limits=Limits(listed=10)) as server, RawClient.connect(server.endpoint) as peer:
+        await peer.greet()
+
+        def put(id: int, *keys: str) -> wire.Transact:
+            return wire.Transact(id, id, id - 1, tuple(Put(key, b"") for key in keys), ())
+
+        for id, run in ((1, "a"), (2, "b")):
+            peer.send(put(id, *(f"runs/{run}/rounds/1/{number % 3}/{number}" for number in range(10))))
+            assert isinstance(await peer.read(), wire.Committed)
+        assert "runs/a/rounds/1/ may have 10 keys" in await failure(peer, put(3, "runs/a/rounds/1/0/new"))
+        store = "runs/a/rounds/1/"
+        peer.send(put(4, f"{store}0/0"), wire.List(5, store), wire.Follow(6, (store, f"{store}0/"), None))
+        assert isinstance(await peer.read(), wire.Committed)
+        for kind in (wire.Listed, wire.Changed):
+            answer = await peer.read()
+            assert isinstance(answer, kind)
+            assert answer.listing is not None
+            assert len(answer.listing.entries) == 10
+        for too_much in (wire.List(7, "runs/"), wire.Follow(8, ("runs/",), None)):
+            assert "more than 10 keys" in await failure(peer, too_much)
+        both = wire.Transact(9, 9, 8, (Delete(store), Delete("runs/b/rounds/1/")), ())
+        assert "may delete 10 keys" in await failure(peer, both)
+        assert "may delete 10 keys" in await failure(peer, wire.Transact(10, 10, 9, (Delete("runs/"),), ()))
+        peer.send(put(11, "runs/a/state", "runs/a/nodes/x", "runs/a/seats/x", "runs/a/rounds/2"))
+        assert isinstance(await peer.read(), wire.Committed)
+        peer.send(wire.Transact(12, 12, 11, (Delete(store),), ()))
+        assert isinstance(await peer.read(), wire.Committed)
+        assert len(server.table) == 14
+
+
+async def test_a_watch_that_has_become_too_large_ends_with_an_error() -> None:
+    async with serve(port=0, limits=Limits(listed=10)) as server, RawClient.connect(server.endpoint) as peer:
+        await peer.greet()
+        peer.send(wire.Follow(1, ("runs/a/", "runs/b/"), None))
+        assert isinstance(await peer.read(), wire.Changed)
+        for id, run in ((2, "a"), (3, "b")):
+            puts = tuple(Put(f"runs/{run}/{number}", b"") for number in range(6))
+            peer.send(wire.Transact(id, id, id - 1, puts, ()))
+            assert isinstance(await peer.read(), wire.Committed)
+            told = await peer.read()
+            assert isinstance(told, wire.Changed if run == "a" else wire.Failed)
+        assert isinstance(told, wire.Failed)
+        assert (told.id, told.code) == (1, wire.FAILED_LIMIT)
+        assert len(server.fanout) == 0
+
+
+async def test_a_session_has_no_more_keys_than_may_end_at_once() -> None:
+    async with serve(port=0, limits=Limits(writes=4)) as server, RawClient.connect(server.endpoint) as peer:
+        await peer.greet()
+        peer.send(wire.OpenSession(1, 20.0, (Put("run/0", b"", OWN),)))
+        opened = await peer.read()
+        assert isinstance(opened, wire.Opened)
+        puts = tuple(Put(f"run/{number}", b"", opened.session) for number in range(1, 5))
+        assert "may have 4 keys" in await failure(peer, wire.Transact(2, 1, 0, puts, ()))
+        peer.send(wire.Transact(3, 2, 1, puts[:3], ()))
+        assert isinstance(await peer.read(), wire.Committed)
+        assert "may have 4 keys" in await failure(peer, wire.Transact(4, 3, 2, puts[3:], ()))
+
+
+async def test_names_have_no_more_segments_than_the_index_bears() -> None:
+    """Each slash of a key is an index of its own: a key of 4,096 characters cost eight megabytes."""
+    deep = "a/" * requests.MAX_DEPTH
+    async with serve(port=0, limits=Limits(writes=8)) as server, RawClient.connect(server.endpoint) as peer:
+        await peer.greet()
+        peer.send(wire.Get(1, f"{deep}a"), wire.Get(2, f"a/{deep}a"))
+        assert isinstance(await peer.read(), wire.Found)
+        failed = await peer.read()
+        assert isinstance(failed, wire.Failed)
+        assert failed.code == wire.FAILED_INVALID
+        puts = tuple(Put(f"{deep}{number}", b"") for number in range(3))
+        assert "64 slashes" in await failure(peer, wire.Transact(3, 1, 0, puts, ()))
+        peer.send(wire.Transact(4, 2, 1, puts[:2], ()))
+        assert isinstance(await peer.read(), wire.Committed)
+
+
+async def test_what_is_too_much_for_any_limit_is_not_decoded() -> None:
+    many = tuple(["a"] * (wire.MAX_ITEMS + 1))
+    async with serve(port=0) as server, RawClient.connect(server.endpoint) as peer:
+        await peer.greet()
+        peer.send(wire.Follow(1, many, None))
+        assert await refusal(peer) == wire.REFUSED_PROTOCOL
 
 
 def test_who_is_refused_does_not_outlive_the_server() -> None:
@@ -253,7 +372,7 @@ async def test_a_newer_connection_of_a_client_ends_the_older_one() -> None:
     ],
 )
 async def test_a_session_begins_as_it_should_or_not_at_all(request_: wire.Request, code: str) -> None:
-    limits = Limits(writes=2 * FIRST_WRITES - 30, watched=2000)
+    limits = Limits(writes=2 * FIRST_WRITES - 30, names=99, watched=2000)
     async with serve(port=0, limits=limits) as server, RawClient.connect(server.endpoint) as peer:
         await peer.greet()
         peer.send(request_)

@@ -10,6 +10,7 @@ import pytest
 
 from rendezvous_async.backends.base import Put, Watch
 from rendezvous_async.backends.tcp import Limits, serve, wire
+from rendezvous_async.backends.tcp.connection import Connection
 from rendezvous_async.errors import RendezvousConnectionError
 from tests.backends.tcp.support import Process, RawClient, connected, eventually
 
@@ -202,6 +203,7 @@ async def test_nothing_waits_in_the_kernel_for_more() -> None:
     """Without TCP_NODELAY a push behind an answer waits until the client's kernel acknowledges that, 40 ms later."""
     async with serve(port=0) as server, connected(server.endpoint):
         for connection in server._connections:
+            assert isinstance(connection, Connection)
             assert connection._transport is not None
             sock = connection._transport.get_extra_info("socket")
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Any
 
 import anyio
@@ -11,9 +12,10 @@ import pytest
 import rendezvous_async as rdzv
 from rendezvous_async.backends.base import Put
 from rendezvous_async.backends.tcp import requests, wire
+from rendezvous_async.backends.tcp.limits import Limits
 from rendezvous_async.clock import Patience
 from rendezvous_async.errors import RendezvousConnectionError
-from tests.backends.tcp.support import Certificates, connected
+from tests.backends.tcp.support import Certificates, RawClient, connected, eventually
 
 uvloop = pytest.importorskip("uvloop", reason="uvloop is not installed: pip install '.[uvloop]'")
 
@@ -54,3 +56,37 @@ def test_nodes_meet_on_uvloop() -> None:
 
 def test_nodes_meet_on_uvloop_with_tls(certificates: Certificates) -> None:
     assert uvloop.run(meet(**certificates.tls_options)) == [0, 1]
+
+
+def test_who_is_at_its_tls_handshake_has_a_place_on_uvloop(certificates: Certificates) -> None:
+    """uvloop shows a connection after its TLS handshake: those that said nothing were not counted."""
+
+    async def fill() -> None:
+        limits = Limits(connections=3, handshake=60)
+        async with AsyncExitStack() as stack:
+            server = await stack.enter_async_context(
+                rdzv.serve("127.0.0.1", 0, tls_cert=certificates.cert, limits=limits)
+            )
+            for _ in range(limits.connections):
+                await stack.enter_async_context(RawClient.connect(server.endpoint))
+            await eventually(lambda: server.connections == limits.connections)
+            with pytest.raises(RendezvousConnectionError, match="the server has its 3 connections"):
+                async with connected(server.endpoint, tls_ca=certificates.ca):
+                    pass
+            await server.aclose()
+            assert server.connections == 0
+            assert not [task for task in asyncio.all_tasks() if task.get_name() == "a handshake"]
+
+    uvloop.run(fill())
+
+
+def test_a_silent_tls_handshake_has_an_end_on_uvloop(certificates: Certificates) -> None:
+    async def wait() -> None:
+        async with (
+            rdzv.serve("127.0.0.1", 0, tls_cert=certificates.cert, limits=Limits(handshake=0.3)) as server,
+            RawClient.connect(server.endpoint) as peer,
+        ):
+            await peer.read_end()
+            await eventually(lambda: server.connections == 0)
+
+    uvloop.run(wait())

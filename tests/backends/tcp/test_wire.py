@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import get_args
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,7 +41,7 @@ requests = st.one_of(
 )
 answers = st.one_of(
     st.builds(wire.Challenge, st.binary(max_size=40)),
-    st.builds(wire.Welcome, ids, names, ids, st.binary(max_size=40)),
+    st.builds(wire.Welcome, ids, names, ids, st.binary(max_size=40), names),
     st.builds(wire.Refused, names, names),
     st.builds(wire.Found, ids, st.none() | entries),
     st.builds(wire.Listed, ids, listings),
@@ -139,3 +141,134 @@ def test_a_newer_hello_is_still_a_hello() -> None:
     body = wire.frame(wire.Hello(9, "client", 1, 0, b"nonce"))[4:]
     longer = bytes([body[0] + 1]) + body[1:] + b"\xa3new"
     assert wire.decode_greeting(longer) == wire.Hello(9, "client", 1, 0, b"nonce")
+
+
+def test_a_welcome_of_a_server_that_does_not_say_where_it_sees_the_client() -> None:
+    """Such servers came first; and their clients ignore what a newer one adds."""
+    old = msgspec.msgpack.encode([3, wire.PROTOCOL, "epoch", 7, b"proof"])
+    assert wire.decode_answer(old) == wire.Welcome(wire.PROTOCOL, "epoch", 7, b"proof", peer="")
+    new = msgspec.msgpack.decode(wire.frame(wire.Welcome(wire.PROTOCOL, "epoch", 7, b"proof", "10.1.2.3"))[4:])
+    assert new == [3, wire.PROTOCOL, "epoch", 7, b"proof", "10.1.2.3"]
+
+
+NUMBERS: dict[type[msgspec.Struct], int] = {
+    wire.Hello: 0,
+    wire.Challenge: 1,
+    wire.Proof: 2,
+    wire.Welcome: 3,
+    wire.Refused: 4,
+    wire.Get: 10,
+    wire.List: 11,
+    wire.Transact: 12,
+    wire.Follow: 13,
+    wire.Unfollow: 14,
+    wire.OpenSession: 15,
+    wire.KeepAlive: 16,
+    wire.EndSession: 17,
+    wire.Ping: 18,
+    wire.Goodbye: 19,
+    wire.Resume: 20,
+    wire.Found: 30,
+    wire.Listed: 31,
+    wire.Committed: 32,
+    wire.Changed: 33,
+    wire.Opened: 34,
+    wire.Done: 35,
+    wire.Failed: 36,
+    wire.EncodedChanged: 33,
+}
+
+
+def test_messages_keep_their_numbers_for_as_long_as_the_protocol_keeps_its_own() -> None:
+    """Peers of other versions know them by these numbers; whoever changes one must change the protocol's."""
+    assert wire.PROTOCOL == 1
+    assert set(NUMBERS) == set(get_args(wire.Message))
+    for kind, number in NUMBERS.items():
+        assert kind.__struct_config__.tag == number, kind
+        assert kind.__struct_config__.array_like, kind
+
+
+@pytest.mark.parametrize("kind", NUMBERS, ids=lambda kind: kind.__name__)
+def test_messages_are_frozen(kind: type[msgspec.Struct]) -> None:
+    assert kind.__struct_config__.frozen
+
+
+@pytest.mark.parametrize(("length", "does"), [(99, True), (100, True), (101, False)])
+def test_an_answer_is_measured_by_its_keys_and_values(length: int, does: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_ANSWER", 100)
+    token = Token("epoch", 1)
+    last = Entry("k" * 10, b"x" * (length - 90), token)
+    assert wire.fits([Entry("k" * 30, b"x" * 40, token), Entry("k" * 10, None, token), last]) is does
+
+
+def test_an_answer_may_be_megabytes() -> None:
+    assert wire.fits([Entry("key", bytes(2**20), Token("epoch", 1))])
+
+
+def test_a_frame_in_many_pieces_is_joined_once() -> None:
+    """A reader asks after every piece; a long frame was copied every second time that it did."""
+    decoder = wire.FrameDecoder(1000)
+    stream = wire.frame(wire.Get(1, "k" * 500))
+    decoder.feed(stream[:10])
+    assert decoder.next() is None
+    for number in range(10, len(stream) - 1):
+        decoder.feed(stream[number : number + 1])
+        assert decoder.next() is None
+        assert len(decoder._parts) == number - 8, "it was put together before it is whole"
+    decoder.feed(stream[-1:])
+    assert decoder.next() == stream[4:]
+    assert decoder.next() is None
+
+
+def test_a_reader_may_ask_before_anything_has_come() -> None:
+    decoder = wire.FrameDecoder(100)
+    assert decoder.next() is None
+    decoder.feed(bytes(4))
+    assert decoder.next() == b""
+
+
+def test_a_short_frame_behind_a_long_one_is_there_as_soon_as_it_is_whole() -> None:
+    decoder = wire.FrameDecoder(100)
+    long, short = (100).to_bytes(4, "big") + b"x" * 100, (1).to_bytes(4, "big") + b"y"
+    decoder.feed(long[:50])
+    assert decoder.next() is None
+    decoder.feed(long[50:] + short[:2])
+    assert decoder.next() == long[4:], "as long as a frame may be"
+    assert decoder.next() is None
+    decoder.feed(short[2:])
+    assert decoder.next() == b"y"
+
+
+def test_frames_follow_each_other_in_one_buffer() -> None:
+    messages: list[wire.Message] = [wire.Get(1, "a"), wire.Get(2, "b" * 300), wire.Goodbye()]
+    out = bytearray()
+    for message in messages:
+        wire.frame_into(out, message)
+    assert bytes(out) == b"".join(map(wire.frame, messages))
+
+
+def test_a_frame_that_is_left_over_does_not_wait_for_more() -> None:
+    decoder = wire.FrameDecoder(100)
+    long, short = (100).to_bytes(4, "big") + b"x" * 100, (1).to_bytes(4, "big") + b"y"
+    decoder.feed(long[:50])
+    assert decoder.next() is None
+    decoder.feed(long[50:] + short)
+    assert decoder.next() == long[4:]
+    decoder.feed(short[:2])
+    assert decoder.next() == b"y"
+    decoder.feed(short[2:])
+    assert decoder.next() == b"y"
+
+
+def test_an_empty_frame_is_whole_with_its_length() -> None:
+    decoder = wire.FrameDecoder(100)
+    decoder.feed(bytes(2))
+    assert decoder.next() is None
+    decoder.feed(bytes(2))
+    assert decoder.next() == b""
+
+
+@pytest.mark.parametrize("decode", [wire.decode_greeting, wire.decode_request, wire.decode_answer])
+def test_nonsense_is_refused(decode: Callable[[bytes], object]) -> None:
+    with pytest.raises(wire.FrameError, match="not a"):
+        decode(b"\xc1")

@@ -1,0 +1,147 @@
+"""Long work is done in slices, in turn, and after what has come on the sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import anyio
+import pytest
+
+from rendezvous_async import clock
+from rendezvous_async.backends.base import OWN, Put
+from rendezvous_async.backends.tcp import serve, wire
+from rendezvous_async.backends.tcp.turns import Turns
+from rendezvous_async.testing.conformance import BACKEND_CHECKS, Check
+from rendezvous_async.testing.conformance.commits import the_limits_are_what_they_say
+from tests.backends.tcp.support import RawClient, connected, eventually
+from tests.backends.tcp.test_conformance_tcp import maker
+
+
+@pytest.fixture
+def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every slice be over after one piece of work."""
+    monkeypatch.setattr("rendezvous_async.backends.tcp.turns.SLICE", 0.0)
+
+
+def work(name: str, pieces: int, done: list[str]) -> Callable[[float], bool]:
+    """A job of so many pieces, each of which takes a whole slice."""
+    left = pieces
+
+    def job(end: float) -> bool:
+        nonlocal left
+        while clock.now() < end:
+            pass
+        done.append(name)
+        left -= 1
+        return left > 0
+
+    return job
+
+
+async def test_jobs_take_turns() -> None:
+    turns, done = Turns(), list[str]()
+    turns.do_later(work("a", 3, done))
+    turns.do_later(work("b", 2, done))
+    await eventually(lambda: len(done) == 5)
+    assert done == ["a", "b", "a", "b", "a"]
+
+
+async def test_what_comes_on_a_socket_goes_before_the_next_slice() -> None:
+    turns, done = Turns(), list[str]()
+    loop = asyncio.get_running_loop()
+    here, there = socket.socketpair()
+    with here, there:
+        loop.add_reader(here, lambda: done.append(here.recv(10).decode()))
+        job = work("slice", 4, done)
+
+        def send_and_work(end: float) -> bool:
+            there.send(b"socket")
+            return job(end)
+
+        turns.do_later(send_and_work)
+        await eventually(lambda: len(done) == 8)
+        loop.remove_reader(here)
+    assert done == ["slice", "socket"] * 4
+
+
+async def test_a_job_that_fails_does_not_stop_others() -> None:
+    turns, done = Turns(), list[str]()
+    failures: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context["exception"]))
+
+    def fail(end: float) -> bool:
+        raise ValueError("broken")
+
+    turns.do_later(fail)
+    turns.do_later(work("a", 2, done))
+    await eventually(lambda: len(done) == 2)
+    assert [str(failure) for failure in failures] == ["broken"]
+
+
+async def test_what_is_left_when_it_is_stopped_stays_undone() -> None:
+    turns, done = Turns(), list[str]()
+    turns.do(work("a", 3, done))
+    turns.stop()
+    turns.do_later(work("b", 1, done))
+    await anyio.sleep(0.02)
+    assert done == ["a"]
+
+
+@pytest.mark.usefixtures("no_time")
+@pytest.mark.parametrize("check", [check for check in BACKEND_CHECKS if check is not the_limits_are_what_they_say])
+async def test_every_promise_holds_when_each_piece_of_work_has_a_turn_of_its_own(check: Check) -> None:
+    async with serve(port=0) as server:
+        await check(maker(server.endpoint))
+
+
+@pytest.mark.usefixtures("no_time")
+async def test_requests_of_one_peer_are_answered_in_order_over_many_turns() -> None:
+    async with serve(port=0) as server, RawClient.connect(server.endpoint) as peer:
+        await peer.greet()
+        peer.send(*(wire.Ping(id) for id in range(200)))
+        assert [await peer.read() for _ in range(200)] == [wire.Done(id) for id in range(200)]
+
+
+@pytest.mark.usefixtures("no_time")
+async def test_a_push_over_many_turns_tells_each_watch_the_newest() -> None:
+    """What changes while a push is under way is not lost, whether a watch was told already or not."""
+    async with (
+        serve(port=0) as server,
+        connected(server.endpoint) as writer,
+        RawClient.connect(server.endpoint) as peer,
+    ):
+        await peer.greet()
+        key = f"{writer.prefix}key"
+        peer.send(*(wire.Follow(id, (key, f"{writer.prefix}{id}"), None) for id in range(50)))
+        for _ in range(50):
+            assert isinstance(await peer.read(), wire.Changed)
+        last = b""
+        for number in range(20):
+            last = b"%d" % number
+            await writer.commit(Put("key", last))
+        seen: dict[int, bytes | None] = {}
+        while any(seen.get(id) != last for id in range(50)):
+            changed = await peer.read()
+            assert isinstance(changed, wire.Changed)
+            assert changed.listing is not None
+            seen[changed.id] = changed.listing.entries[-1].value
+
+
+@pytest.mark.usefixtures("no_time")
+@pytest.mark.parametrize("goodbye", [True, False])
+async def test_many_sessions_that_end_together_all_end(goodbye: bool) -> None:
+    async with serve(port=0, disconnect_grace=0.05) as server, connected(server.endpoint) as backend:
+        async with RawClient.connect(server.endpoint) as peer:
+            await peer.greet()
+            puts = [Put(f"{backend.prefix}nodes/{number}", b"", OWN) for number in range(300)]
+            peer.send(*(wire.OpenSession(id, 60.0, (put,)) for id, put in enumerate(puts)))
+            for _ in puts:
+                assert isinstance(await peer.read(), wire.Opened)
+            if goodbye:
+                peer.send(wire.Goodbye())
+                await peer.read_end()
+        await eventually(lambda: server.table.sessions == 0)
+        assert (await backend.list("nodes/")).entries == ()
+        assert not server._owners
