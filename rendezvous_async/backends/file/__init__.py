@@ -3,7 +3,7 @@
 There is no service. The directory holds
 
     log         the history of the table: an append-only log with a snapshot at its head (``backends/log.py``)
-    lock        whoever appends to the log has this one locked
+    lock        whoever appends to the log has this one locked, and the log itself
     sessions/   a small file for each session, which its owner keeps changing (``life.py``)
 
 and each process has one thread for it (``hub.py``), which appends under the lock, follows what others append, and

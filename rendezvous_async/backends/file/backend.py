@@ -75,7 +75,7 @@ class FileBackend(Backend):
 
     async def open_session(self, ttl: float) -> Session:
         check_seconds("ttl", ttl)
-        sent_at = clock.now()
+        sent_at = clock.lease_now()
         id = await self._call(lambda change: self.hub.ledger.open_session(change, ttl), locked=True)
         session = _FileSession(id, ttl, sent_at, self)
         self._sessions.add(session)

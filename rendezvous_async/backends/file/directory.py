@@ -16,6 +16,7 @@ from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
 
 __all__ = ["Directory", "explain", "open_file"]
 
+_ADVICE = "use a directory of your own, or say shared=true if you trust all who can"
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
 _LOCAL = frozenset({"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"})
 
@@ -44,8 +45,13 @@ class Directory:
         return f"<Directory {self.path}{' local' if self.is_local else ''}>"
 
     @classmethod
-    def open(cls, path: str, *, shared: bool = False) -> Directory:
+    def open(cls, path: str, *, shared: bool = False, advice: str = _ADVICE) -> Directory:
         """Open the directory, and create it for this user alone if there is none.
+
+        Args:
+            path: Of the directory.
+            shared: Whether others may write in it.
+            advice: What to do where others can and may not.
 
         Raises:
             RendezvousConnectionError: It cannot be opened, or others could write in it and ``shared`` is false.
@@ -61,7 +67,7 @@ class Directory:
                 raise RendezvousConnectionError(
                     f"{path} is a symbolic link; name the directory itself, so that nobody can lead you elsewhere"
                 ) from error
-            raise explain(path, "open the directory", error) from error
+            raise explain(path, "open the directory", error, was_open=False) from error
         status = os.fstat(fd)
         others = stat.S_IMODE(status.st_mode) & 0o022
         if shared:
@@ -74,8 +80,7 @@ class Directory:
         if wrong is not None:
             os.close(fd)
             raise RendezvousConnectionError(
-                f"{path} {wrong}. Whoever can write there decides what every node believes: use a directory of your "
-                f"own, or say shared=true if you trust all who can"
+                f"{path} {wrong}. Whoever can write there decides what every node believes: {advice}"
             )
         return cls(path, fd, 0o600)
 
@@ -120,12 +125,21 @@ def create_file(name: str, directory: int, mode: int) -> int:
     return fd
 
 
-def explain(path: str, what: str, error: OSError | RendezvousError) -> RendezvousError:
-    """Return what to raise for an error of the system: the one place where those become ours."""
+def explain(path: str, what: str, error: OSError | RendezvousError, *, was_open: bool = True) -> RendezvousError:
+    """Return what to raise for an error of the system: the one place where those become ours.
+
+    Args:
+        path: Of the directory.
+        what: Could not be done, as in "cannot ... the directory".
+        error: Of the system; one of ours is returned as it is.
+        was_open: Whether the directory had been opened before, so that it must have been there.
+    """
     if isinstance(error, RendezvousError):
         return error
     match error.errno:
-        case errno.ENOENT | errno.ESTALE:
+        case errno.ENOENT if not was_open:
+            return RendezvousConnectionError(f"{path} cannot be created or opened: no such file or directory")
+        case errno.ENOENT | errno.ESTALE if was_open:
             hint = "it has been removed while it was in use"
         case errno.EROFS | errno.EACCES | errno.EPERM:
             hint = f"{error.strerror}; every node must be able to read and write there"

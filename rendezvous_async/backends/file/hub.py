@@ -24,8 +24,8 @@ import msgspec
 
 from rendezvous_async.backends.base import closed_error
 from rendezvous_async.backends.fanout import Fanout
-from rendezvous_async.backends.file.directory import Directory, explain, open_file
-from rendezvous_async.backends.file.ledger import Change, Ledger, NeedsLock
+from rendezvous_async.backends.file.directory import Directory, explain
+from rendezvous_async.backends.file.ledger import Change, HeldByAnother, Ledger, NeedsLock
 from rendezvous_async.backends.file.life import Lives, Look, Observer
 from rendezvous_async.backends.file.lock import FileLock, PatientLock
 from rendezvous_async.backends.file.mail import Call, Inbox, Job, Outbox
@@ -34,7 +34,7 @@ from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
 
 __all__ = ["Hub", "Options"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("rendezvous_async.file")
 
 CALM_CHECK = 1.0
 """Seconds between checks where nobody watches, or where the kernel tells of changes, in case it once does not."""
@@ -179,7 +179,7 @@ class Hub:
             self._inotify = inotify
             self._poll.register(inotify.fd, select.POLLIN)
             self._of_sessions = inotify.add(lives.directory, CLOSE_WRITE)
-        lock = FileLock(open_file("lock", directory.fd, directory.mode))
+        lock = FileLock.open("lock", directory.fd, directory.mode)
         self._lock = PatientLock(lock, self.inbox.wake)
         self._parts.append(self._lock)
         self.ledger = Ledger(directory, lives, lock, fsync=self.options.fsync)
@@ -217,6 +217,7 @@ class Hub:
             try:
                 is_fresh = self._write()
             finally:
+                self.ledger.let_go()
                 self._lock.release()
         if free or is_noticed or time.monotonic() >= self._check_at:
             self._read(free, is_fresh=is_fresh)
@@ -276,6 +277,10 @@ class Hub:
         try:
             self._note(self.ledger.settle)
             outcomes = self.ledger.write([job.work for job in batch])
+        except HeldByAnother:
+            self._to_lock = batch + self._to_lock
+            self._check_at = min(self._check_at, time.monotonic() + QUICKEST_CHECK)
+            return False
         except RendezvousError as error:
             self._fail(error)
             for job in batch:

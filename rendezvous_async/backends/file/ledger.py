@@ -1,7 +1,8 @@
 """What a directory holds, and what can be done to it: the log and the sessions' files, without thread or lock.
 
 The caller runs all of this on one thread. ``write`` and ``settle`` are for when it holds the directory's lock; the rest
-is for any time. What fails leaves the table as it was.
+is for any time. What fails leaves the table as it was. The lock gives everybody a turn; that nobody else writes is
+certain because ``settle`` also holds the log itself, which nobody can remove without being noticed.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from rendezvous_async.backends.log import Log
 from rendezvous_async.backends.table import Table
 from rendezvous_async.errors import RendezvousError, RendezvousSessionError
 
-__all__ = ["Change", "Ledger", "NeedsLock"]
+__all__ = ["Change", "HeldByAnother", "Ledger", "NeedsLock"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("rendezvous_async.file")
 
 COMPACT_AGAIN = 10.0
 """Seconds after which a compaction that failed is tried again."""
@@ -40,6 +41,10 @@ class Change:
 
 class NeedsLock(Exception):
     """Raised by a job that was done without the lock: do it again with the lock."""
+
+
+class HeldByAnother(Exception):
+    """Raised by ``settle``: another process writes though this one has the lock, since the lock file was removed."""
 
 
 class Ledger:
@@ -96,8 +101,20 @@ class Ledger:
     # With the lock
 
     def settle(self) -> bool:
-        """Follow the log to its very end, cut what a dead writer left there, and mend it if a sync has failed."""
-        replaced = self.follow()
+        """Hold the log, follow it to its very end, cut what a dead writer left there; mend it if a sync has failed.
+
+        Raises:
+            HeldByAnother: Another process writes.
+        """
+        replaced = False
+        try:
+            if not self._log.hold():
+                replaced = self.follow()  # it may have been compacted
+                if not self._log.hold():
+                    raise HeldByAnother
+        except OSError as error:
+            raise explain(self.directory.path, "lock the log in", error) from error
+        replaced = self.follow() or replaced
         try:
             self._log.trim()
         except OSError as error:
@@ -105,6 +122,10 @@ class Ledger:
         if self._log.broken:
             self._log.compact(self.table.snapshot())
         return replaced
+
+    def let_go(self) -> None:
+        """Let other processes write."""
+        self._log.let_go()
 
     def write(self, works: Sequence[Callable[[Change], Any]]) -> list[tuple[Any, RendezvousSessionError | None]]:
         """Do all works as one append; ``settle`` comes first.

@@ -18,6 +18,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+
+from rendezvous_async.backends.file.directory import open_file
+from rendezvous_async.backends.files import identity
 
 __all__ = ["FileLock", "PatientLock", "hold", "is_held"]
 
@@ -38,9 +42,32 @@ class FileLock:
     The system gives a lock that was just released to whoever comes first, and that is often the one who released it.
     That is fast, but can keep others out for long. So whoever has waited a while says that it is hungry, by a lock on
     another byte that all the hungry share, and as long as anybody is, nobody takes the lock in passing.
+
+    If somebody removes the lock file, whoever takes the lock next goes over to the one that is there then, or makes it.
+
+    Args:
+        fd: Of the lock file.
+        is_current: Tells whether the file behind a descriptor is still the lock file.
+        reopen: Opens the lock file that is there now.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(
+        self,
+        fd: int,
+        is_current: Callable[[int], bool] = lambda _: True,
+        reopen: Callable[[], int] | None = None,
+    ) -> None:
+        self._is_current = is_current
+        self._reopen = reopen
+        self._use(fd)
+
+    @classmethod
+    def open(cls, name: str, directory: int, mode: int) -> FileLock:
+        """Open a lock file, or make it."""
+        reopen = partial(open_file, name, directory, mode)
+        return cls(reopen(), lambda fd: identity(fd) == identity(name, directory), reopen)
+
+    def _use(self, fd: int) -> None:
         self._between_threads: threading.Lock | None = None
         if not HAS_OFD_LOCKS:
             fd, self._between_threads = _share(fd)
@@ -48,6 +75,16 @@ class FileLock:
 
     def acquire(self, *, wait: bool) -> bool:
         """Take the lock; without ``wait``, return False if another has it, or is hungry for it."""
+        while self._acquire(wait):
+            if self._reopen is None or self._is_current(self._fd):
+                return True
+            self.release()
+            fd = self._reopen()
+            self.close()
+            self._use(fd)
+        return False
+
+    def _acquire(self, wait: bool) -> bool:
         if self._between_threads is not None and not self._between_threads.acquire(wait):
             return False
         taken = False

@@ -46,6 +46,25 @@ def test_two_locks_of_one_process_exclude_each_other(path: Path) -> None:
     second.close()
 
 
+def test_a_lock_file_that_was_removed_is_left_for_the_one_that_is_there(path: Path) -> None:
+    directory = os.open(path.parent, os.O_RDONLY)
+    lock = FileLock.open(path.name, directory, 0o600)
+    for wait in (False, True):
+        path.unlink()
+        assert lock.acquire(wait=wait)
+        assert path.exists()
+        lock.release()
+    if lock_module.HAS_OFD_LOCKS:  # otherwise a process has one descriptor, and its threads wait for each other
+        path.unlink()
+        other = FileLock.open(path.name, directory, 0o600)
+        assert other.acquire(wait=False)
+        assert not lock.acquire(wait=False), "it took a lock on a file that is gone"
+        other.release()
+        other.close()
+    lock.close()
+    os.close(directory)
+
+
 def test_threads_with_locks_of_their_own_take_turns(path: Path) -> None:
     inside = counted = 0
 

@@ -104,6 +104,45 @@ async def test_processes_without_notices_make_one_history(tmp_path: Path) -> Non
     await hammer(tmp_path / "shared", 4, 20, inotify=False, fsync=False)
 
 
+async def test_a_lock_file_that_is_removed_again_and_again_lets_nobody_write_beside_another(tmp_path: Path) -> None:
+    """Each process begins with a lock file of its own, and goes on while whatever lock file there is is removed."""
+    path, processes, commits = tmp_path / "shared", 4, 40
+    async with AsyncExitStack() as stack:
+        workers = []
+        for number in range(processes):
+            worker = await stack.enter_async_context(
+                started("increment", path=str(path), name=f"n{number:02}", commits=commits, options={"fsync": False})
+            )
+            await worker.until("ready")
+            (path / "lock").unlink()
+            workers.append(worker)
+
+        async def remove() -> None:
+            while True:
+                (path / "lock").unlink(missing_ok=True)
+                await anyio.sleep(0.005)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(remove)
+            for worker in workers:
+                worker.tell()
+            await everyone(workers, "done")
+            group.cancel_scope.cancel()
+        for worker in workers:
+            worker.tell()
+        await everyone_ends(workers)
+        assert [worker.process.returncode for worker in workers] == [0] * processes
+        assert check_history([line for worker in workers for line in worker.said]) == processes * commits
+    log = Log.open(str(path / "log"))  # which is sound
+    log.close()
+
+
+async def everyone_ends(processes: list[Process]) -> None:
+    async with anyio.create_task_group() as group:
+        for process in processes:
+            group.start_soon(process.rest)
+
+
 async def run_kits(path: Path, processes: int) -> None:
     async with AsyncExitStack() as stack:
         workers = [
