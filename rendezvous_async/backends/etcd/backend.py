@@ -34,10 +34,12 @@ from rendezvous_async.backends.etcd.channel import Cluster, logger
 from rendezvous_async.backends.etcd.commits import Commits, grant
 from rendezvous_async.backends.etcd.faults import EtcdRefusedError, Fault
 from rendezvous_async.backends.etcd.feeds import Feeds
+from rendezvous_async.backends.etcd.forks import in_child
 from rendezvous_async.backends.etcd.history import History
 from rendezvous_async.backends.etcd.lease import EtcdSession, KeepAlives, lease_id
 from rendezvous_async.backends.etcd.options import Options
 from rendezvous_async.backends.etcd.watch import EtcdWatch
+from rendezvous_async.backends.outage import Outage
 from rendezvous_async.errors import RendezvousConnectionError
 from rendezvous_async.settings import Endpoint, check_seconds
 
@@ -47,6 +49,12 @@ MAX_OPERATIONS = 128
 """How many operations, and how many comparisons, etcd takes in a transaction (its default)."""
 OWN_OPERATIONS = 2
 """Of those, ours: the epoch and the marker of the commit."""
+LEASE_PART = 0.8
+"""The part of a session's TTL that its lease lasts, rounded up to whole seconds.
+
+The owner counts itself out after 0.75 of the TTL, so a longer lease only keeps the others waiting for a dead node. They
+wait long enough if the leader dies with it: the new one gives every lease its full time again and an election timeout.
+"""
 CLOSING_TIMEOUT = 1.0
 
 
@@ -58,13 +66,20 @@ class EtcdBackend(Backend):
     max_bytes = 1024 * 1024
     """etcd takes 1.5 MiB in a request; the rest is for conditions and what the messages add."""
 
-    def __init__(self, endpoint: Endpoint, run_id: str, options: Options, rng: Random | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        run_id: str,
+        options: Options,
+        rng: Random | None = None,
+        outage: Outage | None = None,
+    ) -> None:
         super().__init__(run_id, options.namespace)
         self.prefix = "/" + self.prefix
         self.endpoint = endpoint
         self._rng = Random() if rng is None else rng
         namespace = f"/{options.namespace.strip('/')}/"
-        self._cluster = Cluster(endpoint, options, self._rng)
+        self._cluster = Cluster(endpoint, options, self._rng, outage)
         self._history = History(self._cluster, namespace, self._rng)
         self._keep_alives = KeepAlives(self._cluster)
         self._feeds = Feeds(self._cluster, self._history)
@@ -79,6 +94,11 @@ class EtcdBackend(Backend):
     def operations(self) -> int:
         """How many calls this backend has made, keep-alives and watches not counted."""
         return self._cluster.calls
+
+    @property
+    def trouble(self) -> str | None:
+        trouble = self._cluster.trouble
+        return None if trouble is None else f"no answer from {self.endpoint} ({trouble})"
 
     async def start(self) -> None:
         """Connect, and make sure that the server will do and that we may use the prefix."""
@@ -112,12 +132,12 @@ class EtcdBackend(Backend):
             self._feeds.close()
 
     async def aclose(self) -> None:
-        if self._closing.is_set():
+        if self._closing.is_set() or in_child():
             return
         self._closing.set()
         if self._owner is not None:
             await self._owner
-        if not self._cluster.closed:
+        if not self._cluster.closed and self._cluster.trouble is None:
             with anyio.move_on_after(CLOSING_TIMEOUT), suppress(RendezvousConnectionError):
                 await self._commits.aclose(clock.now() + CLOSING_TIMEOUT)
         await self._cluster.aclose()
@@ -140,12 +160,13 @@ class EtcdBackend(Backend):
     async def open_session(self, ttl: float) -> Session:
         """Open a session; etcd counts whole seconds and has a least TTL, so more than asked for may be granted."""
         self._check_open()
-        asked = math.ceil(check_seconds("ttl", ttl))
-        sent_at = clock.now()
-        lease, granted = await grant(self._cluster, self._rng, asked)
-        self._keep_alives.expect_ttl(granted)
-        self._feeds.expect_ttl(granted)
-        return EtcdSession(lease, float(granted), sent_at, self)
+        asked = check_seconds("ttl", ttl)
+        sent_at = clock.lease_now()
+        lease, granted = await grant(self._cluster, self._rng, math.ceil(LEASE_PART * asked))
+        session = EtcdSession(lease, max(asked, float(granted)), sent_at, self)
+        self._keep_alives.expect_ttl(session.ttl)
+        self._feeds.expect_ttl(session.ttl)
+        return session
 
     async def end_session(self, session: str) -> None:
         self._check_open()

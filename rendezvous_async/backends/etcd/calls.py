@@ -15,9 +15,12 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
-from rendezvous_async.backends.etcd.faults import answer_of
+from aetcd import rpc
+from grpc.aio import UsageError
 
-__all__ = ["Calls"]
+from rendezvous_async.backends.etcd.faults import ConnectionTornError, answer_of
+
+__all__ = ["Calls", "error_of"]
 
 T = TypeVar("T")
 
@@ -38,12 +41,14 @@ class Calls:
             AioRpcError: What else gRPC answers.
             ConnectionTornError: The channel was closed, or the call of a stream was cancelled.
         """
+        return await answer_of(asyncio.shield(self.start(call)))
+
+    def start(self, call: Awaitable[T]) -> asyncio.Task[T]:
+        """Return a task that ends as the call does; who does not await it asks ``error_of``."""
         task = asyncio.create_task(_end_of(call))  # noqa: TID251 - outlives its caller; aclose() awaits it
         self._under_way.add(task)
         task.add_done_callback(self._ended)
-        shielded = answer_of(asyncio.shield(task))
-        del task  # See answer_of().
-        return await shielded
+        return task
 
     async def drain(self, seconds: float) -> None:
         """Wait until nothing is under way any more, for so long."""
@@ -61,6 +66,18 @@ class Calls:
         self._under_way.discard(task)
         if not task.cancelled():
             task.exception()  # When nobody wants the answer, nobody is to be told that it was an error.
+
+
+def error_of(task: asyncio.Task[Any]) -> Exception | None:
+    """Return the error of a call that has ended: what gRPC answered, or that its channel was closed."""
+    if task.cancelled():
+        return ConnectionTornError("the connection was closed during the call")
+    error = task.exception()
+    if error is None or isinstance(error, rpc.AioRpcError):
+        return error
+    if isinstance(error, (UsageError, asyncio.InvalidStateError)):
+        return ConnectionTornError("the connection is closed")
+    raise error
 
 
 async def _end_of(call: Awaitable[T]) -> T:

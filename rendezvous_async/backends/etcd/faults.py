@@ -49,11 +49,18 @@ _FINAL = frozenset(
     }
 )
 """Who is refused with one of these will be refused again: a wrong password, no permission, no etcd at all."""
+_NOT_TRUSTED = (
+    "the server refused the client certificate, or wants one: give a valid cert and key of an authority that it trusts"
+)
 _HOPELESS = {
     "certificate_verify_failed": "the server's certificate is not signed by the given ca",
     "hostname verification check failed": "the server's certificate is for another name",
     "alert_bad_certificate": "the server wants a client certificate that it trusts: give cert and key",
     "alert_certificate_required": "the server wants a client certificate: give cert and key",
+    "alert_unknown_ca": _NOT_TRUSTED,
+    "alert_certificate_(expired|revoked|unknown)": _NOT_TRUSTED,
+    # In TLS 1.3 the client's handshake is over when its certificate is refused, and gRPC does not tell the alert.
+    "failed to connect to all addresses.*unwrap failed": _NOT_TRUSTED,
     "http1.x server": "the server speaks HTTP/1 only: this is no etcd, or one of version 2",
 }
 _HINTS = _HOPELESS | {
@@ -101,7 +108,7 @@ def judge(error: Exception, *, has_user: bool) -> Fault:
         return Fault.ELSEWHERE
     code, text = error.code(), _details(error).lower()
     if code in _ELSEWHERE:
-        return Fault.HOPELESS if any(sign in text for sign in _HOPELESS) else Fault.ELSEWHERE
+        return Fault.HOPELESS if any(re.search(sign, text) for sign in _HOPELESS) else Fault.ELSEWHERE
     if code is rpc.StatusCode.UNAUTHENTICATED or "revision of auth store is old" in text:
         return Fault.RENEW if has_user else Fault.REFUSED
     if "user name is empty" in text and has_user:

@@ -235,7 +235,7 @@ class Feeds(Stream):
                 return
             self._forget(feed)
             error = EtcdRefusedError(
-                f"etcd at {self._cluster.member.address} refused a watch of {feed.name}: {response.cancel_reason}",
+                f"etcd at {self.member.address} refused a watch of {feed.name}: {response.cancel_reason}",
                 Fault.REFUSED,
                 final=True,
             )
@@ -319,8 +319,7 @@ class Feeds(Stream):
             if not self._barrier.phase:
                 self._barrier_begun = anyio.Event()
             elif now - self._heard_at > self._cluster.call_timeout:
-                self._cluster.leave(self._cluster.member, "a watch stream has gone silent")
-                self.reopen("silence")
+                self.move_on("a watch stream has gone silent")
             elif now - self._barrier.asked_at >= ASK_AGAIN_AFTER:
                 self._ask_progress()
 

@@ -16,7 +16,7 @@ from aetcd import rpc
 
 from rendezvous_async import clock
 from rendezvous_async.backends.base import Session, closed_error
-from rendezvous_async.backends.etcd.channel import Cluster
+from rendezvous_async.backends.etcd.channel import MAX_DOUBLINGS, Cluster
 from rendezvous_async.backends.etcd.stream import Stream
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousSessionError
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["EtcdSession", "KeepAlives", "lease_id", "session_id"]
 
 SHORTEST_STALL = 0.5
-MAX_DOUBLINGS = 3
 
 
 def session_id(lease: int) -> str | None:
@@ -50,15 +49,19 @@ class KeepAlives(Stream):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self._stall = cluster.call_timeout
+        self._shortest_stall = cluster.call_timeout if cluster.size == 1 else cluster.ask_next_after
+        self._longest_stall = cluster.call_timeout
+        self._stall = self._shortest_stall
         self._silences = 0
         self._asked: dict[int, deque[asyncio.Future[int]]] = {}
         self._sent_at: deque[float] = deque()
+        self._waiting = anyio.Event()
         self._closed = False
 
     def expect_ttl(self, ttl: float) -> None:
         """Notice a silent member early enough for a lease of this TTL."""
-        self._stall = min(self._stall, max(SHORTEST_STALL, ttl / 4))
+        self._longest_stall = min(self._longest_stall, max(SHORTEST_STALL, ttl / 4))
+        self._stall = min(self._stall, self._longest_stall)
 
     async def refresh(self, lease: int) -> int:
         """Keep a lease alive and return its TTL; 0 if there is no such lease."""
@@ -75,7 +78,7 @@ class KeepAlives(Stream):
             return await answer
         raise RendezvousConnectionError(
             f"no answer from {self._cluster.endpoint} to a keep-alive in {self._cluster.connect_timeout:g} s",
-            [f"{self._cluster.member.address}: {self._cluster.member.trouble or 'no answer'}"],
+            [f"{self.member.address}: {self.member.trouble or 'no answer'}"],
         )
 
     def close(self) -> None:
@@ -90,6 +93,7 @@ class KeepAlives(Stream):
     def _ask(self, lease: int) -> None:
         if self.is_open:
             self._sent_at.append(clock.now())
+            self._waiting.set()
             self.send(rpc.LeaseKeepAliveRequest(ID=lease))
 
     def _opened(self) -> None:
@@ -106,8 +110,11 @@ class KeepAlives(Stream):
 
     def _received(self, response: Any) -> None:
         self._silences = 0
+        self.member.trouble = ""
         if self._sent_at:
-            self._sent_at.popleft()
+            # A cluster that is far away is not silent: wait for twice the time that the last answer took.
+            took = clock.now() - self._sent_at.popleft()
+            self._stall = min(self._longest_stall, max(self._shortest_stall, 2 * took))
         answers = self._asked.get(response.ID)
         if answers:
             answer = answers.popleft()
@@ -118,18 +125,21 @@ class KeepAlives(Stream):
 
     async def _watch_over(self) -> None:
         while True:
-            # A cluster of which no member answers is slow, and needs its time.
+            if not self._sent_at:
+                self._waiting = anyio.Event()
+                await self._waiting.wait()
             looked_at = clock.now()
+            # Twice as long once all have been silent: each attempt throws away the answer that is on its way.
             stall = self._stall * 2 ** min(self._silences // self._cluster.size, MAX_DOUBLINGS)
             await anyio.sleep(stall / 4)
+            # After a stall of this loop answers may wait to be read; those that had come at the last look were read.
             now = clock.now()
-            if now - looked_at > stall / 2:
-                # This process stood still itself: there may be answers that it has not read yet.
-                self._sent_at = deque(now for _ in self._sent_at)
-            elif self._sent_at and now - self._sent_at[0] > stall:
+            until = now if now - looked_at <= stall / 2 else looked_at
+            if self._sent_at and until - self._sent_at[0] > stall:
+                # Even if the member is well: it may have handed on the request to a leader that has died, and then it
+                # does not look at the next one on this stream for seconds.
                 self._silences += 1
-                self._cluster.leave(self._cluster.member, f"no answer to a keep-alive in {stall:g} s")
-                self.reopen("no answer to a keep-alive")
+                self.move_on(f"no answer to a keep-alive in {stall:g} s")
                 return
 
 

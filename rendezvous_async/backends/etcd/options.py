@@ -26,7 +26,7 @@ class Options:
     Attributes:
         namespace: The prefix of all keys, with or without slashes around it.
         user: With ``password``, who to log in as; the token is renewed by itself.
-        call_timeout: Seconds for one attempt at one call; then the next member is asked.
+        call_timeout: Seconds for one attempt at one call; after 0.15 of it the next member is asked, too.
         connect_timeout: Seconds for all attempts at one call, and for opening the backend.
         credentials: What ``ca``, ``cert`` and ``key`` hold; None without TLS.
     """

@@ -37,9 +37,9 @@ class Stream(ABC):
         self._wanted = anyio.Event()
         self._scope: anyio.CancelScope | None = None
         self._why = ""
-        self._heard = False
         self.is_open = False
-        cluster.on_move(lambda: self.reopen("another member is in use"))
+        self.member = cluster.member
+        cluster.on_move(self._follow)
 
     def want(self) -> None:
         """Have the stream opened, now that somebody needs it."""
@@ -57,31 +57,40 @@ class Stream(ABC):
             self._why = self._why or why
             self._scope.cancel()
 
+    def move_on(self, why: str) -> None:
+        """Open the stream again at the next member; calls and other streams find out themselves whom to ask."""
+        self.member = self._cluster.after(self.member)
+        self.reopen(why)
+
+    def _follow(self) -> None:
+        """Move to the member that is in use now."""
+        if self.member is not self._cluster.member:
+            self.member = self._cluster.member
+            self.reopen("another member is in use")
+
     async def run(self) -> None:
         """Keep the stream open for as long as this task lives."""
         await self._wanted.wait()
-        pause = FIRST_PAUSE
+        pause = FIRST_PAUSE / 2
         while True:
             started = clock.now()
-            heard = await self._once()
+            await self._once()
             logger.debug("%s stream to etcd ended: %s", self.method, self._why)
-            if heard and clock.now() - started > LONGEST_PAUSE:
-                pause = FIRST_PAUSE
+            # One that was silent has cost time enough; only those that fail at once are tried less and less often.
+            lasted = clock.now() - started >= self._cluster.ask_next_after
+            pause = FIRST_PAUSE if lasted else min(2 * pause, LONGEST_PAUSE)
             await anyio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
 
-    async def _once(self) -> bool:
-        """Open the stream, serve it until it breaks, and tell whether anything came over it."""
+    async def _once(self) -> None:
+        """Open the stream, and serve it until it breaks."""
         self._why = ""
-        self._heard = False
         with anyio.CancelScope() as self._scope:
             if await self._prepare():
                 await self._serve()
         self._scope = None
-        return self._heard
 
     async def _serve(self) -> None:
-        member, token = self._cluster.member, self._cluster.token
+        member, token = self.member, self._cluster.token
         self._outbox.clear()
         try:
             call = member.method(self.method)(metadata=self._cluster.metadata)
@@ -106,12 +115,13 @@ class Stream(ABC):
                     await self._cluster.renew(token)
             case fault:
                 self._cluster.leave(member, self._why, hopeless=fault is Fault.HOPELESS)
+                if self.member is member:
+                    self.member = self._cluster.after(member)
 
     async def _read(self, call: Any) -> Exception:
         """Take in responses until the stream breaks, and return why it did."""
         try:
             while (response := await self._cluster.under_way.answer(call.read())) is not EOF:
-                self._heard = True
                 self._received(response)
         except (rpc.AioRpcError, ConnectionTornError) as error:
             return error

@@ -16,6 +16,7 @@ from rendezvous_async.errors import RendezvousError
 from rendezvous_async.testing.etcd import start_etcd
 
 logging.getLogger("asyncio").setLevel(logging.ERROR)  # slow steps of a busy machine are no defect
+logging.getLogger("rendezvous_async").setLevel(logging.ERROR)  # which version of etcd it is does not matter here
 
 async def follow(backend, seen):
     async with backend.watch("a", "b/") as watch:

@@ -29,8 +29,8 @@ async def test_a_member_that_goes_is_left_in_time_for_a_session_of_5_seconds(wha
     """A node holds its world all the while, and its client goes on."""
     async with (
         start_etcd(3) as cluster,
-        rdzv.connect(cluster.endpoint, run_id="left", nodes=1, call_timeout=1) as rendezvous,
-        open_backend(cluster.endpoint, run_id="left", call_timeout=1) as other,
+        rdzv.connect(cluster.endpoint, run_id="left", nodes=1) as rendezvous,
+        open_backend(cluster.endpoint, run_id="left") as other,
     ):
         world = await rendezvous.join()
         assert rendezvous._owner is not None

@@ -6,9 +6,11 @@ import asyncio
 import re
 import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import anyio
@@ -21,7 +23,10 @@ from aetcd.rpc.rpc_pb2_grpc import add_MaintenanceServicer_to_server
 import rendezvous_async as rdzv
 from rendezvous_async.backends import open_backend
 from rendezvous_async.backends.base import Put
+from rendezvous_async.backends.etcd.channel import Cluster
+from rendezvous_async.backends.etcd.options import Options
 from rendezvous_async.errors import RendezvousConnectionError
+from rendezvous_async.settings import parse_endpoint
 from rendezvous_async.testing.etcd import EtcdCluster, start_etcd
 
 TIMEOUT = 0.7
@@ -102,9 +107,14 @@ async def test_a_server_of_version_2() -> None:
     assert "speaks HTTP/1 only: this is no etcd, or one of version 2" in text
 
 
-class OldEtcd(rpc.Maintenance):  # type: ignore[misc]
+class Etcd(rpc.Maintenance):  # type: ignore[misc]
+    """No more of an etcd than its version."""
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+
     async def Status(self, request: object, context: object) -> object:
-        return rpc.StatusResponse(version="3.2.32")
+        return rpc.StatusResponse(version=self.version)
 
 
 @asynccontextmanager
@@ -121,9 +131,27 @@ async def grpc_server(*servicers: rpc.Maintenance) -> AsyncIterator[str]:
 
 
 async def test_a_server_that_is_too_old() -> None:
-    async with grpc_server(OldEtcd()) as address:
+    async with grpc_server(Etcd("3.2.32")) as address:
         text = await refusal(f"etcd://{address}", final=True)
     assert text == f"etcd at {address} is version 3.2.32; 3.4 or newer is needed"
+
+
+@pytest.mark.parametrize(
+    ("version", "loses"), [("3.4.23", 0), ("3.5.0", 1), ("3.5.1", 1), ("3.5.2", 1), ("3.5.3", 0), ("3.6.0-rc.1", 0)]
+)
+async def test_a_version_that_loses_data_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture, version: str, loses: int
+) -> None:
+    async with grpc_server(Etcd(version)) as address:
+        for _ in range(2):
+            cluster = Cluster(parse_endpoint(f"etcd://{address}"), Options(), Random(0))
+            await cluster.start(anyio.current_time() + TIMEOUT)
+            await cluster.aclose()
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == loses
+    for text in warnings:
+        assert text.startswith(f"etcd at {address} is version {version}, which may lose data")
+        assert f"upgrade the members of etcd://{address} to 3.5.3 or newer" in text
 
 
 async def test_a_grpc_server_that_is_no_etcd() -> None:
@@ -157,6 +185,12 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @pytest.fixture(scope="module")
+def strange(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Certificates of an authority that nobody trusts."""
+    return Certificates(tmp_path_factory.mktemp("strange"))
+
+
+@pytest.fixture(scope="module")
 def etcd_tls(certificates: Certificates) -> Iterator[EtcdCluster]:
     with EtcdCluster(ca=certificates.ca, cert=certificates.server_cert, key=certificates.server_key) as cluster:
         yield cluster
@@ -167,9 +201,9 @@ async def test_tls(etcd_tls: EtcdCluster, certificates: Certificates) -> None:
         assert (await backend.commit(Put("a", b"1"))).won
 
 
-async def test_the_wrong_ca(etcd_tls: EtcdCluster, tmp_path: Path) -> None:
+async def test_the_wrong_ca(etcd_tls: EtcdCluster, strange: Certificates) -> None:
     with anyio.fail_after(2):
-        text = await refusal(etcd_tls.endpoint, final=True, ca=Certificates(tmp_path).ca)
+        text = await refusal(etcd_tls.endpoint, final=True, ca=strange.ca)
     assert etcd_tls.members[0].address in text
     assert "the server's certificate is not signed by the given ca" in text
 
@@ -190,7 +224,7 @@ async def test_plain_to_a_server_with_tls(etcd_tls: EtcdCluster) -> None:
     assert f"{etcd_tls.members[0].address}: the server hung up; if it speaks TLS, use etcds://" in text
 
 
-async def test_mutual_tls(certificates: Certificates) -> None:
+async def test_mutual_tls(certificates: Certificates, strange: Certificates) -> None:
     context = ssl.create_default_context(cafile=certificates.ca)
     context.load_cert_chain(certificates.cert, certificates.key)
     async with start_etcd(
@@ -204,4 +238,55 @@ async def test_mutual_tls(certificates: Certificates) -> None:
         async with open_backend(endpoint, run_id="run", cert=certificates.cert, key=certificates.key) as backend:
             assert (await backend.commit(Put("a", b"1"))).won
         text = await refusal(endpoint, final=True)
-        assert f"{cluster.members[0].address}: the server wants a client certificate" in text
+        assert re.search(f"{cluster.members[0].address}: the server .*wants (one|a client certificate)", text)
+        text = await refusal(endpoint, final=True, cert=strange.cert, key=strange.key)
+        assert re.search(f"{cluster.members[0].address}: the server .* certificate.* that it trusts", text)
+
+
+@contextmanager
+def tls_server(certificates: Certificates, version: ssl.TLSVersion) -> Iterator[str]:
+    """A server that wants a client certificate, in one version of TLS: which one an etcd picks depends on its Go."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = context.maximum_version = version
+    context.load_cert_chain(certificates.server_cert, certificates.server_key)
+    context.load_verify_locations(certificates.ca)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.set_alpn_protocols(["h2"])
+
+    def refuse(client: socket.socket) -> None:
+        secured = context.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
+        with suppress(OSError):
+            secured.do_handshake()
+        with socket.socket(fileno=secured.detach()) as raw, suppress(OSError):
+            raw.shutdown(socket.SHUT_WR)
+            while raw.recv(4096):  # Closed with something unread in it, it would be reset, and the alert lost.
+                pass
+
+    def serve() -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return  # It was shut down.
+            with suppress(OSError):
+                refuse(client)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=str)
+async def test_a_client_certificate_of_another_authority(
+    certificates: Certificates, strange: Certificates, version: ssl.TLSVersion
+) -> None:
+    with tls_server(certificates, version) as address:
+        options = {"ca": certificates.ca, "cert": strange.cert, "key": strange.key}
+        text = await refusal(f"etcds://{address}", final=True, **options)
+    assert f"{address}: the server refused the client certificate" in text
+    assert "of an authority that it trusts" in text

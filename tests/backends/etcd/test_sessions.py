@@ -18,11 +18,14 @@ def leases(etcd: EtcdCluster) -> set[str]:
 
 async def test_what_etcd_grants_counts(etcd: EtcdCluster) -> None:
     async with open_backend(etcd.endpoint, run_id="granted") as backend:
-        for asked, granted in ((0.3, 2), (2.1, 3), (5, 5)):
+        for asked, ttl, granted in ((0.3, 2, 2), (2.1, 2.1, 2), (5, 5, 4), (15, 15, 12)):
             before = anyio.current_time()
             session = await backend.open_session(asked)
-            assert session.ttl == granted
-            assert before + OUT_AFTER * granted <= session.deadline <= anyio.current_time() + OUT_AFTER * granted
+            assert session.ttl == ttl
+            assert before + OUT_AFTER * ttl <= session.deadline <= anyio.current_time() + OUT_AFTER * ttl
+            lease = etcd.members[0].ask("/v3/lease/timetolive", {"ID": str(int(session.id, 16))})
+            assert int(lease["grantedTTL"]) == granted
+            assert session.deadline < before + granted, "its owner would believe in a session that has ended"
             await session.aclose()
         with pytest.raises(ValueError, match="ttl must be a positive"):
             await backend.open_session(0)

@@ -1,0 +1,28 @@
+"""A forked child of a process that used etcd neither crashes nor hangs, and is told that it cannot use etcd."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rendezvous_async.testing.etcd import EtcdCluster
+from tests.backends.etcd.forking import CHILDREN
+
+
+@pytest.mark.parametrize(("how", "refused", "others"), [("async", ("new", "old"), ()), ("sync", ("new",), ("exit",))])
+def test_a_forked_child(etcd: EtcdCluster, how: str, refused: tuple[str, ...], others: tuple[str, ...]) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
+    command = [sys.executable, "-m", "tests.backends.etcd.forking", etcd.endpoint, how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    ends = done.stdout.splitlines()
+    assert ends == [
+        *["rest 0"] * CHILDREN,
+        *(f"{what} 3" for what in refused),
+        *(f"{what} 0" for what in others),
+        "parent 0",
+    ]
+    assert done.stderr.count("gRPC does not work there. Start the child with spawn or exec") == len(refused)
