@@ -26,10 +26,11 @@ from rendezvous_async import errors
 from rendezvous_async.addresses import get_free_port
 from rendezvous_async.sync.handler import Round
 from rendezvous_async.sync.registry import make_handler, read_timeout
+from rendezvous_async.texts import printable
 
 __all__ = ["TorchrunHandler"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("rendezvous_async.torchrun")
 
 CONNECT_SECONDS = 2
 """For one attempt to connect to a round's TCPStore; between two, it is seen whether the round still stands."""
@@ -111,18 +112,19 @@ class TorchrunHandler(torch_api.RendezvousHandler):
         )
 
     def _connect(self, round: Round, address: str, port: int) -> TCPStore:
+        where = f"{printable(address)}:{port}"
         for attempt in range(max(1, int(self._read_timeout.total_seconds()) // CONNECT_SECONDS)):
             try:
                 store = TCPStore(address, port, None, False, timedelta(seconds=CONNECT_SECONDS), wait_for_workers=False)
             except DistError as error:
-                _log.warning("attempt %d to connect to rank 0 at %s:%d: %s", attempt + 1, address, port, error)
+                _log.warning("attempt %d to connect to rank 0 at %s: %s", attempt + 1, where, printable(str(error)))
                 problem = error
                 round.check()
             else:
                 store.set_timeout(self._read_timeout)
                 return store
         raise errors.RendezvousConnectionError(
-            f"rank 0 serves the TCPStore of round {round.number} at {address}:{port}, which cannot be reached from "
+            f"rank 0 serves the TCPStore of round {round.number} at {where}, which cannot be reached from "
             "here: if the address is wrong, start its torchrun with --local-addr"
         ) from problem
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import signal
 import sys
@@ -128,6 +129,36 @@ def test_a_round_that_loses_a_member_while_it_is_set_up_is_left_for_the_next(han
     third = in_thread(handlers[2].next_round, lambda round: round.size)
     assert third.result(PATIENCE) == 3
     assert [join.result(PATIENCE) for join in joins] == [2, 2]
+
+
+def test_a_late_comer_does_not_end_the_set_up_of_a_round(handlers: list[RendezvousHandler]) -> None:
+    """It is taken for no lost member: who is in sets the round up, and the late comer waits for the next one."""
+    seen: list[int] = []
+
+    def set_up(round: Round) -> int:
+        seen.append(round.number)
+        if round.number == 1:
+            if round.rank == 0:
+                in_thread(handlers[2].next_rendezvous)
+            wait_until(lambda: [handler.num_nodes_waiting() for handler in handlers[:2]] == [1, 1])
+        round.check()
+        return round.number
+
+    joins = [in_thread(handler.next_round, set_up) for handler in handlers[:2]]
+    assert [join.result(PATIENCE) for join in joins] == [1, 1]
+    assert seen == [1, 1]
+
+
+def test_a_member_that_goes_back_to_the_barrier_ends_the_set_up_of_a_round(handlers: list[RendezvousHandler]) -> None:
+    def set_up(round: Round) -> int:
+        if round.number == 1:
+            round.setup.get("what the other would have set")
+        return round.number
+
+    first = in_thread(handlers[0].next_round, set_up)
+    assert handlers[1].next_round(lambda round: round.number) == 1
+    assert handlers[1].next_round(set_up) == 2
+    assert first.result(PATIENCE) == 2
 
 
 def test_shutdown_by_one_node_closes_for_all(handlers: list[RendezvousHandler]) -> None:
@@ -289,3 +320,58 @@ def test_exc_info_is_what_tells_failure(endpoint: str) -> None:
         assert sys.exc_info() == (None, None, None)
         assert handler.shutdown()
     assert handler.is_closed()
+
+
+def test_a_run_that_its_host_closed_stays_closed_while_somebody_remembers(endpoint: str) -> None:
+    """The server went with its host: nobody else can tell, and a new one knows nothing."""
+    host = make_handler(endpoint, (1, 1))
+    looked = make_handler(endpoint, (1, 1))
+    host.next_rendezvous()
+    assert not looked.is_closed()
+    assert host.shutdown()
+    later = make_handler(endpoint, (1, 1))
+    for other in (looked, later):
+        assert other.is_closed()
+        assert other.num_nodes_waiting() == 0
+        with pytest.raises(RendezvousClosedError, match=f"run 'run' was closed by {host._node}"):
+            other.next_rendezvous()
+    del host
+    other_run = make_handler(endpoint, (1, 1), run_id="another")
+    assert not other_run.is_closed()
+    assert other_run.shutdown()
+    gc.collect()
+    assert later.is_closed(), "it has heard of it while the host's handler was there"
+    for other in (looked, later):
+        assert other.shutdown()
+
+
+def test_a_member_that_saw_a_run_closed_remembers_it_for_others() -> None:
+    with serve_apart() as (endpoint, server):
+        member, closer = make_handler(endpoint), make_handler(endpoint)
+        join_all(member, closer)
+        closer.set_closed()
+        wait_until(member.is_closed)
+        fail_and_shut_down(closer)
+        del closer
+        server.kill()
+        server.wait()
+        gc.collect()
+        other = make_handler(endpoint)
+        assert other.is_closed()
+        with pytest.raises(RendezvousClosedError, match="set_closed"):
+            other.next_rendezvous()
+        assert other.shutdown()
+        assert member.shutdown()
+
+
+def test_a_closed_run_is_forgotten_with_the_last_who_knew() -> None:
+    endpoint = f"tcp://127.0.0.1:{get_free_port()}"
+    handler = make_handler(endpoint, (1, 1))
+    handler.next_rendezvous()
+    assert handler.shutdown()
+    del handler
+    gc.collect()
+    again = make_handler(endpoint, (1, 1))
+    assert not again.is_closed()
+    assert again.next_rendezvous().world_size == 1
+    assert again.shutdown()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
+import re
 import socket
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +18,7 @@ from rendezvous_async.settings import parse_endpoint
 from rendezvous_async.sync import (
     RendezvousHandlerRegistry,
     RendezvousParameters,
+    RendezvousSettings,
     RendezvousTimeout,
     create_handler,
     get_free_port,
@@ -81,8 +84,9 @@ def test_numbers_and_defaults() -> None:
 def test_wrong_counts_of_nodes(low: int, high: int) -> None:
     with pytest.raises(ValueError, match="nodes"):
         RendezvousParameters("memory", "x", "run", low, high)
-    with pytest.raises(ValueError, match="name"):
-        RendezvousParameters("", "x", "run", 1, 1)
+    for backend in ("", None):
+        with pytest.raises(ValueError, match="name"):
+            RendezvousParameters(backend, "x", "run", 1, 1)  # type: ignore[arg-type]
 
 
 def test_timeouts() -> None:
@@ -147,6 +151,89 @@ def test_options_of_the_classic_are_whole_positive_seconds() -> None:
         with pytest.raises(ValueError):
             create_handler(params(**wrong))
     assert create_handler(params(ranks="label:rack", label_rack="r7")).settings.ranks == "label:rack"
+
+
+@pytest.mark.parametrize(
+    "name", ["join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout", "keep_alive_interval"]
+)
+@pytest.mark.parametrize("value", [0, "0", -1, 0.5, "0.5", True, math.nan, math.inf, 10**20, "x", b"1", [1]])
+def test_a_wrong_time_says_what_it_must_be(name: str, value: object) -> None:
+    wrong: dict[str, Any] = {name: value}
+    wanted = rf"'{name}' must be a whole number of seconds from 1 to 1000000000, not {re.escape(repr(value))}$"
+    with pytest.raises(ValueError, match=wanted):
+        create_handler(params(**wrong))
+
+
+@pytest.mark.parametrize("name", ["keep_alive_interval", "keep_alive_max_attempt", "read_timeout"])
+def test_an_option_that_must_be_there_is_not_none(name: str) -> None:
+    none: dict[str, Any] = {name: None}
+    with pytest.raises(TypeError, match=f"'{name}' must be a whole number, not None"):
+        create_handler(params("async-tcp", "localhost:1", **none))
+
+
+def test_none_is_the_default_of_the_others() -> None:
+    names = ("join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout", "regroup_timeout")
+    none: dict[str, Any] = dict.fromkeys(names)
+    timeout = create_handler(params(**none)).settings.timeout
+    assert vars(timeout) == vars(RendezvousTimeout())
+
+
+@pytest.mark.parametrize("value", [0, -1, "x", "", math.nan, math.inf, 1e300, [1], True])
+def test_a_wrong_time_to_regroup(value: object) -> None:
+    wrong: dict[str, Any] = {"regroup_timeout": value}
+    with pytest.raises(ValueError, match="regroup_timeout"):
+        create_handler(params(**wrong))
+
+
+@pytest.mark.parametrize("value", [1, 1.5, True, "x", [1], math.nan])
+def test_a_wrong_count_of_keep_alives(value: object) -> None:
+    with pytest.raises(ValueError, match="keep_alive_max_attempt"):
+        create_handler(params(keep_alive_max_attempt=value))
+
+
+@pytest.mark.parametrize("name", ["join", "last_call", "close", "heartbeat", "regroup"])
+@pytest.mark.parametrize("value", [5, 0.5, "5", True])
+def test_timeouts_are_timedeltas(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=rf"the {name} timeout must be a timedelta, not {re.escape(repr(value))}"):
+        RendezvousTimeout(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("backend", 5),
+        *(("endpoint", value) for value in (5, b"x")),
+        *(("run_id", value) for value in (None, 5)),
+        *((name, value) for name in ("min_nodes", "max_nodes") for value in (None, "1", 1.0, True)),
+        *(("local_addr", value) for value in (5, b"x")),
+    ],
+)
+def test_parameters_of_the_wrong_type_are_named(name: str, value: Any) -> None:
+    given = {"backend": "memory", "endpoint": "x", "run_id": "run", "min_nodes": 1, "max_nodes": 1, name: value}
+    with pytest.raises(TypeError, match=rf"{name} must be .*not {re.escape(repr(value))}$"):
+        RendezvousParameters(**given)
+
+
+def test_no_endpoint_and_no_address_are_defaults() -> None:
+    handler = create_handler(RendezvousParameters("tcp", None, "run", 1, 1, local_addr=None))  # type: ignore[arg-type]
+    assert str(handler._endpoint) == "tcp://localhost:29400"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("run_id", value) for value in (None, 5)),
+        *((name, value) for name in ("min_nodes", "max_nodes") for value in (None, "1", 1.0, True)),
+        *(("timeout", value) for value in (None, 30)),
+        *(("keep_alive_interval", value) for value in (None, 5)),
+        *(("keep_alive_max_attempt", value) for value in (None, "5", 2.0, True)),
+        ("ranks", None),
+    ],
+)
+def test_settings_of_the_wrong_type_are_named(name: str, value: Any) -> None:
+    given = {"run_id": "run", "min_nodes": 1, "max_nodes": 1, "timeout": RendezvousTimeout(), name: value}
+    with pytest.raises(TypeError, match=rf"^{name} must be .*not {re.escape(repr(value))}$"):
+        RendezvousSettings(**given)
 
 
 def test_options_without_use_are_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from rendezvous_async.sync import RendezvousParameters, create_handler, get_free_port
+from rendezvous_async.sync import RendezvousError, RendezvousParameters, create_handler, get_free_port
 from tests.blocking import PATIENCE, count_nodes, join_all, make_handler, serve_apart, wait_until
 
 _JOIN = """
@@ -157,3 +158,58 @@ def test_a_handler_that_is_used_on_the_loop_says_so() -> None:
     lease, _ = handler._open()
     lease.call(misuse)
     assert handler.shutdown()
+
+
+def test_a_handler_that_is_dropped_leaves() -> None:
+    """Its heartbeats stop, though the round's store is still held."""
+    with serve_apart() as (endpoint, _):
+        stays, dropped = make_handler(endpoint), make_handler(endpoint)
+        store = join_all(stays, dropped)[1].store
+        was = weakref.ref(dropped)
+        del dropped
+        wait_until(lambda: was() is None)  # The thread that joined may need a moment to end.
+        wait_until(lambda: stays.num_nodes_waiting() > 0)
+        assert count_nodes(stays) == 1
+        assert not stays.is_closed()
+        with pytest.raises(RendezvousError, match=r"has left|shut down"):
+            store.get("key")
+        assert stays.shutdown()
+
+
+def test_the_last_handler_that_is_dropped_ends_the_loop() -> None:
+    before = set(threading.enumerate())
+    make_handler("memory://dropped", (1, 1)).next_rendezvous()
+    gc.collect()
+    wait_until(lambda: not set(threading.enumerate()) - before)
+    again = make_handler("memory://dropped", (1, 1))
+    assert again.next_rendezvous().world_size == 1
+    assert again.shutdown()
+
+
+def test_a_handler_that_is_dropped_on_the_loop_leaves() -> None:
+    """The garbage collector runs in any thread: in that of the loop too, which must not wait for itself."""
+    stays = make_handler("memory://dropped-on-the-loop")
+    held = [make_handler("memory://dropped-on-the-loop")]
+    join_all(stays, held[0])
+
+    async def drop() -> None:
+        held.clear()
+        gc.collect()
+
+    lease, _ = stays._open()
+    lease.call(drop)
+    wait_until(lambda: count_nodes(stays) == 1)
+    assert stays.shutdown()
+
+
+def test_a_process_that_drops_its_handler_and_exits_leaves() -> None:
+    with serve_apart() as (endpoint, _):
+        stays = make_handler(endpoint, (1, 2), last_call=0.05)
+        assert stays.next_rendezvous().world_size == 1
+        with start("handler.next_rendezvous(); sys.stdin.read(); del handler; sys.exit(7)", endpoint) as other:
+            wait_until(lambda: stays.num_nodes_waiting() > 0)
+            assert stays.next_rendezvous().world_size == 2
+            other.communicate(timeout=PATIENCE)
+            assert other.returncode == 7
+            wait_until(lambda: count_nodes(stays) == 1)
+        assert stays.shutdown()

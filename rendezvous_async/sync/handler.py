@@ -4,6 +4,8 @@ What it does better than the classic, at the same calls: ``num_nodes_waiting`` c
 that a launcher that restarts its workers when it is not 0 goes on without them; ``shutdown`` while an exception is
 under way only leaves, so that a node that failed does not end the run of the others; and neither ``is_closed`` nor
 ``num_nodes_waiting`` costs a member any traffic.
+
+Keep the handler for as long as the node is to be a member: one that is dropped leaves, as if the process had ended.
 """
 
 from __future__ import annotations
@@ -16,18 +18,19 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
+from weakref import finalize
 
 from anyio.lowlevel import checkpoint
 
-from rendezvous_async.addresses import address_toward
 from rendezvous_async.backends.base import Backend
 from rendezvous_async.connecting import connect
-from rendezvous_async.core.rules import Change
 from rendezvous_async.core.state import Head
 from rendezvous_async.errors import RendezvousClosedError, RendezvousError, RendezvousFencedError
 from rendezvous_async.handler import Rendezvous
 from rendezvous_async.settings import Endpoint, Timeouts, parse_endpoint
+from rendezvous_async.sync.closed import ClosedRun, find_closed, remember_closed
 from rendezvous_async.sync.params import RendezvousSettings
 from rendezvous_async.sync.place import Place
 from rendezvous_async.sync.portal import Lease
@@ -36,7 +39,7 @@ from rendezvous_async.world import Glance, World
 
 __all__ = ["RendezvousHandler", "RendezvousInfo", "Round"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("rendezvous_async.sync")
 
 T = TypeVar("T")
 
@@ -97,7 +100,7 @@ class Round:
 
     async def _while_whole(self, function: Callable[..., Awaitable[T]], args: tuple[object, ...]) -> T:
         try:
-            async with self._world.until_changed(Change.CLOSED, Change.EVICTED, Change.MEMBER_LOST):
+            async with self._world.while_whole():
                 return await function(*args)
         except RendezvousFencedError as error:
             raise RoundLostError(str(error)) from error
@@ -131,13 +134,16 @@ class RendezvousHandler:
         self._endpoint = parse_endpoint(endpoint) if isinstance(endpoint, str) else endpoint
         self._options = options
         self._address = local_addr or ""
-        self._labels = dict(labels or {})
         self._node = f"{socket.gethostname()}_{os.getpid()}_{random.Random().getrandbits(32):08x}"
         self._lock = threading.Lock()
         self._lease: Lease | None = None
         self._place: Place | None = None
-        self._closed = False
-        self._connect(None)  # Wrong settings are an error here, not at the first join.
+        self._dropped: finalize[[], RendezvousHandler] | None = None
+        namespace = options.get("namespace", self._endpoint.options.get("namespace", ""))
+        self._key = (str(self._endpoint), str(namespace), settings.run_id)
+        self._end: ClosedRun | None = None
+        self._connect = partial(_connect, self._endpoint, settings, dict(labels or {}), self._node)
+        self._connect(self._address)  # Wrong settings are an error here, not at the first join.
 
     def __repr__(self) -> str:
         return f"<RendezvousHandler {self._name} run={self.settings.run_id!r} node={self._node!r}>"
@@ -175,10 +181,16 @@ class RendezvousHandler:
                 use, through ``round.setup``. Returns what this method returns.
         """
         while True:
-            if self._closed:
-                raise RendezvousClosedError("it was shut down here", self._node, run_id=self.settings.run_id)
+            end = self._known_end()
+            if end is not None:
+                raise RendezvousClosedError(end.reason, end.by, run_id=self.settings.run_id)
             lease, place = self._open()
-            round = Round(lease.call(place.join), self._address, lease)
+            try:
+                world = lease.call(place.join)
+            except RendezvousClosedError as error:
+                self._remember(error.reason, error.by)
+                raise
+            round = Round(world, place.address, lease)
             _log.info("node %s is rank %d of %d in round %d", self._node, round.rank, round.size, round.number)
             try:
                 return set_up(round)
@@ -186,19 +198,28 @@ class RendezvousHandler:
                 _log.info("node %s joins again: %s", self._node, error)
 
     def is_closed(self) -> bool:
-        """Tell whether the run is closed; a member reads what was pushed to it, others ask the backend."""
-        if self._closed:
+        """Tell whether the run is closed; a member reads what was pushed to it, others ask the backend.
+
+        What a handler of this process knows to be closed is closed for all of them, for as long as that handler is
+        there, also when the server that knew it is gone.
+        """
+        if self._end is not None:
             return True
         seen = self._glance()
-        if seen is not None and (seen.closed or not seen.out):
-            return seen.closed
-        head = self._read_head()
-        return head is not None and head.closed is not None
+        if seen is not None and (seen.closed is not None or not seen.out):
+            closed = seen.closed
+        elif self._known_end() is not None:
+            return True
+        else:
+            head = self._read_head()
+            closed = None if head is None else head.closed
+        if closed is not None:
+            self._remember(closed.reason, closed.by)
+        return closed is not None
 
     def set_closed(self) -> None:
         """Close the run, for everyone and for good."""
-        lease, place = self._open()
-        lease.call(place.close_run, f"set_closed() of {self._node}")
+        self._close(f"set_closed() of {self._node}")
 
     def num_nodes_waiting(self) -> int:
         """Return how many nodes wait for the next round or were lost from this one; a member reads what was pushed.
@@ -206,9 +227,9 @@ class RendezvousHandler:
         0 means go on; anything else means call ``next_rendezvous()``. It is 0 when the run is closed, and at least 1
         when this node is out of its round.
         """
-        if self._closed:
-            return 0
         seen = self._glance()
+        if (seen is None or seen.out) and self._known_end() is not None:
+            return 0
         if seen is None:
             head = self._read_head()
             return 0 if head is None or head.closed is not None else head.waiting
@@ -223,10 +244,8 @@ class RendezvousHandler:
         failing = sys.exc_info()[0] is not None
         try:
             try:
-                if not self._closed and not failing:
-                    lease, place = self._open()
-                    lease.call(place.close_run, f"node {self._node} is done")
-                    self._closed = True
+                if not failing and self._known_end() is None:
+                    self._close(f"node {self._node} is done")
             finally:
                 self._leave()
         except RendezvousError as error:
@@ -234,19 +253,33 @@ class RendezvousHandler:
             return False
         return True
 
+    def _close(self, reason: str) -> None:
+        lease, place = self._open()
+        lease.call(place.close_run, reason)
+        self._remember(reason, self._node)
+
+    def _known_end(self) -> ClosedRun | None:
+        """Return how the run ended, if a handler of this process knows that it did."""
+        if self._end is None:
+            self._end = find_closed(self._key)
+        return self._end
+
+    def _remember(self, reason: str, by: str) -> None:
+        self._end = remember_closed(self._key, reason, by)
+
     def _leave(self) -> None:
         with self._lock:
             lease, place = self._lease, self._place
             self._lease = self._place = None
+            if self._dropped is not None:
+                self._dropped.detach()
         if lease is not None and place is not None:
             try:
-                lease.call(place.leave)
+                lease.call(place.leave, self._end is not None)
             finally:
                 lease.release()
 
     def _open(self) -> tuple[Lease, Place]:
-        if not self._address:
-            self._address = address_toward(self._endpoint)
         with self._lock:
             if self._lease is None or self._place is None:
                 self._place = Place(
@@ -255,8 +288,12 @@ class RendezvousHandler:
                     self._options,
                     self._connect,
                     self.settings.timeout.close.total_seconds(),
+                    self._address,
                 )
                 self._lease = Lease(repr(self), self._place.leave)
+                # Neither refers to this handler. When the process exits, the lease says farewell without it.
+                self._dropped = finalize(self, self._lease.abandon)
+                self._dropped.atexit = False
             self._lease.check_process()
             return self._lease, self._place
 
@@ -272,27 +309,35 @@ class RendezvousHandler:
         lease, place = self._open()
         return lease.call(place.read_head)
 
-    def _connect(self, backend: Backend | None) -> Rendezvous:
-        settings, timeout = self.settings, self.settings.timeout
-        return connect(
-            self._endpoint if backend is None else None,
-            backend=backend,
-            run_id=settings.run_id,
-            nodes=(settings.min_nodes, settings.max_nodes),
-            timeouts=Timeouts(
-                join=timeout.join.total_seconds(),
-                last_call=timeout.last_call.total_seconds(),
-                regroup=timeout.regroup.total_seconds(),
-                close=timeout.close.total_seconds(),
-                heartbeat=timeout.heartbeat.total_seconds(),
-            ),
-            keep_alive_interval=settings.keep_alive_interval.total_seconds(),
-            keep_alive_max_attempt=settings.keep_alive_max_attempt,
-            ranks=settings.ranks,
-            address=self._address,
-            labels=self._labels,
-            node=self._node,
-        )
+
+def _connect(
+    endpoint: Endpoint,
+    settings: RendezvousSettings,
+    labels: Mapping[str, str],
+    node: str,
+    address: str,
+    backend: Backend | None = None,
+) -> Rendezvous:
+    timeout = settings.timeout
+    return connect(
+        endpoint if backend is None else None,
+        backend=backend,
+        run_id=settings.run_id,
+        nodes=(settings.min_nodes, settings.max_nodes),
+        timeouts=Timeouts(
+            join=timeout.join.total_seconds(),
+            last_call=timeout.last_call.total_seconds(),
+            regroup=timeout.regroup.total_seconds(),
+            close=timeout.close.total_seconds(),
+            heartbeat=timeout.heartbeat.total_seconds(),
+        ),
+        keep_alive_interval=settings.keep_alive_interval.total_seconds(),
+        keep_alive_max_attempt=settings.keep_alive_max_attempt,
+        ranks=settings.ranks,
+        address=address,
+        labels=labels,
+        node=node,
+    )
 
 
 def _bootstrap(round: Round) -> RendezvousInfo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -37,6 +38,12 @@ class RendezvousParameters:
     ) -> None:
         if not backend:
             raise ValueError("the rendezvous backend must have a name that is not empty")
+        _check_type("backend", backend, str, "a text")
+        _check_type("endpoint", endpoint, str | None, "a text")
+        _check_type("run_id", run_id, str, "a text")
+        _check_type("min_nodes", min_nodes, int, "a whole number")
+        _check_type("max_nodes", max_nodes, int, "a whole number")
+        _check_type("local_addr", local_addr, str | None, "a text")
         if min_nodes < 1:
             raise ValueError(f"min_nodes must be at least 1, not {min_nodes}")
         if max_nodes < min_nodes:
@@ -70,10 +77,22 @@ class RendezvousParameters:
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
         """Return the option as a whole number."""
         value = self.get(key, default)
-        try:
-            return None if value is None else int(value)
-        except ValueError:
-            raise ValueError(f"the rendezvous option {key!r} must be a whole number, not {value!r}") from None
+        number = None if value is None else whole_number(value)
+        if number is None and value is not None:
+            raise ValueError(f"the rendezvous option {key!r} must be a whole number, not {value!r}")
+        return number
+
+
+def whole_number(value: object) -> int | None:
+    """Return a number, or the text of one, if it is whole; None if it is not, or is no number at all."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    if isinstance(value, float) and not (math.isfinite(value) and value == int(value)):
+        return None
+    try:
+        return int(value)
+    except ValueError:
+        return None
 
 
 class RendezvousTimeout:
@@ -109,9 +128,16 @@ class RendezvousTimeout:
 
 def _positive(name: str, value: timedelta | None, default: float) -> timedelta:
     value = timedelta(seconds=default) if value is None else value
+    _check_type(f"the {name} timeout", value, timedelta, "a timedelta")
     if value <= timedelta(0):
         raise ValueError(f"the {name} timeout must be positive, not {value}")
     return value
+
+
+def _check_type(name: str, value: object, kind: Any, what: str) -> None:
+    """Raise TypeError if a value is not of a kind; True and False are not numbers."""
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"{name} must be {what}, not {value!r}")
 
 
 @dataclass(frozen=True)
@@ -135,3 +161,12 @@ class RendezvousSettings:
     keep_alive_interval: timedelta = timedelta(seconds=1)
     keep_alive_max_attempt: int = 5
     ranks: str = "sticky"
+
+    def __post_init__(self) -> None:
+        _check_type("run_id", self.run_id, str, "a text")
+        _check_type("min_nodes", self.min_nodes, int, "a whole number")
+        _check_type("max_nodes", self.max_nodes, int, "a whole number")
+        _check_type("timeout", self.timeout, RendezvousTimeout, "a RendezvousTimeout")
+        _check_type("keep_alive_interval", self.keep_alive_interval, timedelta, "a timedelta")
+        _check_type("keep_alive_max_attempt", self.keep_alive_max_attempt, int, "a whole number")
+        _check_type("ranks", self.ranks, str, "a text")

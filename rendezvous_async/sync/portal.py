@@ -7,14 +7,16 @@ forked child has no loop: its parent's leases say so, and new ones start a loop 
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import functools
+import logging
 import os
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import wait as wait_for_all
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -22,6 +24,8 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from rendezvous_async.errors import RendezvousError
 
 __all__ = ["Lease"]
+
+_log = logging.getLogger("rendezvous_async.sync")
 
 FAREWELL_SECONDS = 5.0
 """How long an exiting process may take to say farewell; then its sessions end by themselves."""
@@ -80,6 +84,24 @@ class Lease:
             self._portal = None
             _thread.leave(self)
 
+    def abandon(self) -> None:
+        """Say farewell and release, without waiting for it; from any thread, and from the garbage collector."""
+        if self._portal is not None and os.getpid() == self._pid:
+            _thread.call_soon(self._say_farewell_apart)
+
+    def _say_farewell_apart(self) -> None:
+        """Say farewell in a thread: the loop, where this is called, must not wait for itself."""
+        with suppress(RuntimeError):  # The process is about to exit, and says farewell for all.
+            threading.Thread(target=self._say_farewell, name="rendezvous_async farewell").start()
+
+    def _say_farewell(self) -> None:
+        try:
+            self.call(self.farewell)
+        except Exception as error:
+            _log.info("%s was dropped, and could not say farewell: %s", self._owner, error)
+        finally:
+            self.release()
+
 
 class _LoopThread:
     """The thread and its loop, while somebody holds a lease."""
@@ -89,6 +111,14 @@ class _LoopThread:
         self._leases: set[Lease] = set()
         self._stack = ExitStack()
         self._portal: BlockingPortal | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Have something called in the loop's thread; it takes no lock, so that the garbage collector may ask."""
+        loop = self._loop
+        if loop is not None:
+            with suppress(RuntimeError):  # The loop is closed: the process said farewell for all.
+                loop.call_soon_threadsafe(callback)
 
     def enter(self, lease: Lease) -> BlockingPortal:
         with self._lock:
@@ -103,7 +133,10 @@ class _LoopThread:
         """Start the loop from a thread that no signal interrupts: anyio would wait for ever for half a start."""
 
         def start() -> None:
-            self._portal = self._stack.enter_context(start_blocking_portal("asyncio", name="rendezvous_async"))
+            portal = self._stack.enter_context(start_blocking_portal("asyncio"))
+            portal.call(_name_this_thread)
+            self._loop = portal.call(asyncio.get_running_loop)
+            self._portal = portal
 
         starter = threading.Thread(target=start, name="rendezvous_async starter")
         starter.start()
@@ -158,3 +191,8 @@ def _forget_after_fork() -> None:
 _thread = _LoopThread()
 _of_ancestors: list[_LoopThread] = []
 os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def _name_this_thread() -> None:
+    """Name the loop's thread: the oldest anyio that we allow takes no name for it."""
+    threading.current_thread().name = "rendezvous_async"

@@ -17,9 +17,9 @@ from urllib.parse import quote
 
 from rendezvous_async.addresses import parse_rendezvous_endpoint
 from rendezvous_async.backends.access import TLS_FILES, access_options
-from rendezvous_async.settings import DEFAULT_PORTS, Endpoint, format_address, parse_endpoint
+from rendezvous_async.settings import DEFAULT_PORTS, Endpoint, format_address, parse_endpoint, parse_seconds
 from rendezvous_async.sync.handler import RendezvousHandler
-from rendezvous_async.sync.params import RendezvousParameters, RendezvousSettings, RendezvousTimeout
+from rendezvous_async.sync.params import RendezvousParameters, RendezvousSettings, RendezvousTimeout, whole_number
 
 __all__ = [
     "RendezvousHandlerCreator",
@@ -28,11 +28,13 @@ __all__ = [
     "rendezvous_handler_registry",
 ]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("rendezvous_async.sync")
 
 RendezvousHandlerCreator: TypeAlias = Callable[[RendezvousParameters], RendezvousHandler]
 
 READ_TIMEOUT = 60
+MAX_SECONDS = 1_000_000_000
+"""Thirty years; a timedelta holds not much more."""
 _RUN_OPTIONS = frozenset(
     {
         "join_timeout",
@@ -126,7 +128,7 @@ def make_handler(params: RendezvousParameters) -> RendezvousHandler:
         params.min_nodes,
         params.max_nodes,
         timeout,
-        timedelta(seconds=_count(params, "keep_alive_interval", 1)),
+        timedelta(seconds=_count_seconds(params, "keep_alive_interval", 1)),
         _count(params, "keep_alive_max_attempt", 5),
         str(params.get("ranks", "sticky")),
     )
@@ -144,10 +146,7 @@ def make_handler(params: RendezvousParameters) -> RendezvousHandler:
 
 def read_timeout(params: Any) -> timedelta:
     """Return how long to wait for a connection, and for an answer of torch's store."""
-    seconds = _count(params, "read_timeout", READ_TIMEOUT)
-    if seconds <= 0:
-        raise ValueError(f"the rendezvous option 'read_timeout' must be a positive number, not {seconds}")
-    return timedelta(seconds=seconds)
+    return timedelta(seconds=_count_seconds(params, "read_timeout", READ_TIMEOUT))
 
 
 def find_endpoint(kind: str, params: RendezvousParameters) -> Endpoint:
@@ -200,23 +199,44 @@ def _log_unused(params: RendezvousParameters, kind: str) -> None:
             _log.warning("the rendezvous option %s has no use with %s and is passed over", name, params.backend)
 
 
-def _seconds(params: RendezvousParameters, name: str) -> timedelta | None:
-    seconds = params.get_as_int(name)
-    return None if seconds is None else timedelta(seconds=seconds)
+def _seconds(params: Any, name: str) -> timedelta | None:
+    return None if params.get(name) is None else timedelta(seconds=_count_seconds(params, name, 0))
 
 
-def _fraction(params: RendezvousParameters, name: str) -> timedelta | None:
+def _fraction(params: Any, name: str) -> timedelta | None:
     value = params.get(name)
-    try:
-        return None if value is None else timedelta(seconds=float(value))
-    except ValueError:
-        raise ValueError(f"the rendezvous option {name!r} must be a number of seconds, not {value!r}") from None
+    if value is None:
+        return None
+    seconds = parse_seconds(f"the rendezvous option {name!r}", value)
+    if seconds > MAX_SECONDS:
+        raise ValueError(f"the rendezvous option {name!r} must be at most {MAX_SECONDS} seconds, not {value!r}")
+    return timedelta(seconds=seconds)
+
+
+def _count_seconds(params: Any, name: str, default: int) -> int:
+    value = _given(params, name, default)
+    seconds = whole_number(value)
+    if seconds is None or not 1 <= seconds <= MAX_SECONDS:
+        raise ValueError(
+            f"the rendezvous option {name!r} must be a whole number of seconds from 1 to {MAX_SECONDS}, not {value!r}"
+        )
+    return seconds
 
 
 def _count(params: Any, name: str, default: int) -> int:
-    count = params.get_as_int(name, default)
-    assert isinstance(count, int)
+    value = _given(params, name, default)
+    count = whole_number(value)
+    if count is None:
+        raise ValueError(f"the rendezvous option {name!r} must be a whole number, not {value!r}")
     return count
+
+
+def _given(params: Any, name: str, default: int) -> object:
+    """Return an option that has no use for None. torch's own ``get_as_int`` cuts fractions off, so it is not asked."""
+    value = params.get(name, default)
+    if value is None:
+        raise TypeError(f"the rendezvous option {name!r} must be a whole number, not None")
+    return value
 
 
 rendezvous_handler_registry = RendezvousHandlerRegistry()

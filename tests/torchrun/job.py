@@ -77,10 +77,11 @@ class Job:
         self._folder = folder
         self._news = asyncio.Event()
 
-    async def start(self, name: str, *arguments: str) -> Agent:
-        """Start an agent."""
+    async def start(self, name: str, *arguments: str, inside: tuple[str, ...] = ()) -> Agent:
+        """Start an agent; ``inside`` comes before its command, to run it in a network namespace for example."""
         log = self._folder / f"{name}.log"
         command = [
+            *inside,
             *(sys.executable, "-W", "ignore", "-m", "torch.distributed.run"),
             *(f"--rdzv-backend={self.backend}", f"--rdzv-endpoint={self.endpoint}", f"--rdzv-id={self.id}"),
             *(f"--nnodes={self.nodes}", "--nproc-per-node=1", f"--max-restarts={self.max_restarts}"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable
@@ -76,6 +77,17 @@ def test_each_round_has_a_fresh_store(make: Make) -> None:
     assert ended.result(PATIENCE)
 
 
+def test_a_handler_that_is_dropped_leaves(make: Make) -> None:
+    stays, dropped = make((2, 2)), make((2, 2))
+    joins = [in_thread(handler.next_rendezvous) for handler in (stays, dropped)]
+    infos = [join.result(PATIENCE) for join in joins]
+    assert {info.world_size for info in infos} == {2}
+    del dropped, joins
+    wait_until(lambda: bool(stays.num_nodes_waiting() > 0))
+    assert not stays.is_closed()
+    assert stays.shutdown()
+
+
 def test_workers_can_have_stores_of_their_own(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     handler = make((1, 1))
     assert handler.use_agent_store
@@ -94,6 +106,8 @@ def test_errors_are_torchs(make: Make) -> None:
     with pytest.raises(torch_api.RendezvousClosedError):
         waits.next_rendezvous()
     assert waits.shutdown()
+    del waits  # It remembers that the run is closed.
+    gc.collect()
     absent = make(is_host="false", read_timeout="1")
     with pytest.raises(torch_api.RendezvousConnectionError, match="within 1 s"):
         absent.next_rendezvous()
@@ -117,7 +131,7 @@ def test_other_settings_are_an_error_of_torch_too(make: Make) -> None:
     one = make((1, 1))
     one.next_rendezvous()
     other = make((1, 3))
-    with pytest.raises(torch_api.RendezvousError, match="started with"):
+    with pytest.raises(torch_api.RendezvousError, match=r"but node .* has '1:3 sticky"):
         other.next_rendezvous()
     ended = in_thread(one.shutdown)
     assert other.shutdown()
