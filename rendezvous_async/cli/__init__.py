@@ -30,18 +30,27 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    from rendezvous_async.cli.exits import Exit, guarded
-    from rendezvous_async.cli.parsing import main_parser, parse_command
+    from rendezvous_async.cli.exits import Exit, end, guarded
+    from rendezvous_async.cli.parsing import did_you_mean, main_parser, parse_command
+    from rendezvous_async.cli.terminal import make_output_safe
 
+    make_output_safe()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         if not arguments or arguments[0] not in COMMANDS:
-            main_parser().parse_args(arguments)
-            main_parser().print_help(sys.stderr)
+            parser = main_parser()
+            parser.check_names(arguments)
+            if arguments and not arguments[0].startswith("-"):
+                hint = did_you_mean(arguments[0], [*COMMANDS, "--help", "--version"])
+                parser.error(f"there is no command {arguments[0]!r}{hint}")
+            parser.parse_args(arguments)
+            parser.print_help(sys.stderr)
             return Exit.USAGE
         name, *rest = arguments
         module = import_module(f"{__name__}.{name}")
         options = parse_command(name, module, rest)
     except SystemExit as done:  # argparse has said what there was to say.
         return done.code if isinstance(done.code, int) else Exit.USAGE
+    except KeyboardInterrupt:
+        return end(Exit.INTERRUPTED, "interrupted")
     return guarded(module.run, options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rendezvous_async.core.diagnosis import Status
 from rendezvous_async.core.state import Phase
+from rendezvous_async.texts import counted, printable
 
 __all__ = ["changes"]
 
@@ -16,10 +17,10 @@ def changes(before: Status | None, now: Status) -> list[str]:
         before = Status(run_id=now.run_id)
     found = []
     if now.closed is not None and before.closed is None:
-        found.append(f"closed by {now.closed.by or 'an unnamed node'}: {now.closed.reason or 'no reason given'}")
+        found.append(f"closed by {now.closed.in_words}")
     if now.round != before.round:
         members = sum(present.rank is not None for present in now.here) + len(now.absent)
-        found.append(f"round {now.round} has formed with {members} member{'' if members == 1 else 's'}")
+        found.append(f"round {now.round} has formed with {counted(members, 'member')}")
     elif now.phase is not before.phase and now.phase is Phase.GATHERING and now.closed is None:
         found.append(f"round {now.round} is over; gathering the next")
     was = {present.node: present for present in before.here}
@@ -29,12 +30,12 @@ def changes(before: Status | None, now: Status) -> list[str]:
     if now.round == before.round:
         for node, present in here.items():
             if node in was and was[node].role is not present.role:
-                found.append(f"{node} is {present.role} now; it was {was[node].role}")
+                found.append(f"{printable(node)} is {present.role} now; it was {was[node].role}")
     if now.coordinator != before.coordinator and now.coordinator is not None:
-        found.append(f"{now.coordinator} coordinates")
+        found.append(f"{printable(now.coordinator)} coordinates")
     return found
 
 
 def _named(what: str, nodes: list[str]) -> list[str]:
     more = f" and {len(nodes) - SHOW_AT_MOST} more" if len(nodes) > SHOW_AT_MOST else ""
-    return [f"{what}: {', '.join(nodes[:SHOW_AT_MOST])}{more}"] if nodes else []
+    return [f"{what}: {', '.join(map(printable, nodes[:SHOW_AT_MOST]))}{more}"] if nodes else []

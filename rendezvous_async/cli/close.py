@@ -37,7 +37,7 @@ async def _close(options: Namespace) -> int:
     from rendezvous_async.errors import RendezvousStateError
 
     terminal = Terminal(quiet=options.quiet)
-    async with open_run(options) as backend:
+    async with open_run(options, existing=True) as backend:
         with answer_within(options.timeout, f"close run {options.run_id!r}"):
             before = None
             if await backend.get(STATE) is None:
@@ -48,7 +48,7 @@ async def _close(options: Namespace) -> int:
         if before is None:
             terminal.print(f"run {options.run_id!r} is closed: {closed.reason}")
         elif not options.purge:
-            raise Failure(Exit.CLOSED, f"run {options.run_id!r} was closed before, by {before.by}: {before.reason}")
+            raise Failure(Exit.CLOSED, f"run {options.run_id!r} was closed before, by {before.in_words}")
         if options.purge:
             with anyio.move_on_after(options.timeout) as scope:
                 terminal.say("waiting for its nodes to leave")

@@ -6,7 +6,9 @@ and tells what it sees by lines of JSON.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import sys
 from typing import Any
 
@@ -25,6 +27,8 @@ def tell(event: str, **facts: object) -> None:
 
 
 async def main(endpoint: str, options: dict[str, Any]) -> None:
+    # Nothing more comes: if there is something to read, it is the end, and whoever started this process is gone.
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), os._exit, 1)
     async with connect(endpoint, timeouts=TIMEOUTS, **options) as rendezvous:
         tell("up")
         try:

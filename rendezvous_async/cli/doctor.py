@@ -50,7 +50,10 @@ def run(options: Namespace) -> int:
     wrong = [finding for finding in findings if finding.verdict == "wrong"]
     if wrong:
         code = Exit.UNREACHABLE if any(finding.unusable for finding in wrong) else Exit.FAILED
-        raise Failure(code, f"{shown(options)}: {wrong[0].check}: {one_line(wrong[0].found)}")
+        what = "cannot be used" if code == Exit.UNREACHABLE else "is not as it should be"
+        # Without --json the reason stands just above.
+        why = one_line(wrong[0].found) if options.json else " and ".join(finding.check for finding in wrong)
+        raise Failure(code, f"{shown(options)} {what}: {why}")
     return Exit.OK
 
 

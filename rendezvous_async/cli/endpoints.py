@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from argparse import Namespace
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_plus
 
 import msgspec
 
-from rendezvous_async.backends.access import TLS_FILES, access_options
+from rendezvous_async.backends.access import SECRETS, TLS_FILES, access_options
 from rendezvous_async.cli.exits import Exit, Failure
 from rendezvous_async.cli.parsing import Parser, seconds
 from rendezvous_async.settings import Endpoint, check_id, parse_endpoint
@@ -19,7 +21,17 @@ if TYPE_CHECKING:
     from rendezvous_async.backends.base import Backend
     from rendezvous_async.core.diagnosis import Status
 
-__all__ = ["add_connection", "add_run", "backend_of", "endpoint_of", "known_run", "open_run", "read_secret", "shown"]
+__all__ = [
+    "add_connection",
+    "add_run",
+    "backend_of",
+    "endpoint_of",
+    "known_run",
+    "open_run",
+    "read_secret",
+    "shown",
+    "without_secrets",
+]
 
 SECRET_FILE = "RDZV_SECRET_FILE"
 GRPC_VERBOSITY = "GRPC_VERBOSITY"
@@ -94,6 +106,13 @@ def shown(options: Namespace) -> str:
     return str(parse_endpoint(options.endpoint))
 
 
+def without_secrets(endpoint: str) -> str:
+    """Return an endpoint as it was given, for others to use: without the secrets in its query."""
+    place, _, query = endpoint.partition("?")
+    kept = [pair for pair in query.split("&") if unquote_plus(pair.partition("=")[0]) not in SECRETS]
+    return "?".join([place, *filter(None, ["&".join(kept)])])
+
+
 def with_options(endpoint: Endpoint, **options: Any) -> Endpoint:
     """Return an endpoint with some options set, whatever its query says of them."""
     return msgspec.structs.replace(endpoint, options={**endpoint.options, **options})
@@ -109,6 +128,7 @@ async def backend_of(options: Namespace, run_id: str, connect_timeout: float, *,
         looks: The command only looks, so it never hosts a server.
     """
     from rendezvous_async.backends import start_backend
+    from rendezvous_async.backends.outage import Outage
 
     endpoint = endpoint_of(options)
     if endpoint.scheme in _HAS_CONNECTIONS:
@@ -116,7 +136,9 @@ async def backend_of(options: Namespace, run_id: str, connect_timeout: float, *,
     if endpoint.scheme == "tcp" and looks:
         endpoint = with_options(endpoint, is_host="false")
     with _quiet_grpc():
-        return await start_backend(endpoint, run_id)
+        # What only looks gives up soon, and then says why. The others may wait for long, and say so meanwhile.
+        outage = Outage(f"run {run_id!r}", endpoint, logging.DEBUG) if looks else None
+        return await start_backend(endpoint, run_id, outage=outage)
 
 
 @contextmanager
@@ -133,14 +155,22 @@ def _quiet_grpc() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def open_run(options: Namespace, run_id: str | None = None) -> AsyncIterator[Backend]:
-    """Open the backend of a run that a command looks at: it never hosts a server, and does not wait for long."""
+async def open_run(options: Namespace, run_id: str | None = None, *, existing: bool = False) -> AsyncIterator[Backend]:
+    """Open the backend of a run that a command looks at: it never hosts a server, and does not wait for long.
+
+    Args:
+        options: Of the command.
+        run_id: Which run, if not the one in the options.
+        existing: The run must be there already: a directory that has never been used stays as it is.
+    """
     import anyio
 
     run_id = check_id("--run-id", options.run_id if run_id is None else run_id)
     endpoint = endpoint_of(options)
     if endpoint.scheme == "file" and not await anyio.Path(endpoint.path).is_dir():
         raise Failure(Exit.UNREACHABLE, f"there is no directory {endpoint.path}")  # The backend would make one.
+    if existing and endpoint.scheme == "file" and not await anyio.Path(endpoint.path, "log").exists():
+        raise _unknown_run(run_id, options)
     # The backend keeps to the time itself, and then says what it tried; importing it may take a while, too.
     with anyio.move_on_after(options.timeout + 5) as scope:
         backend = await backend_of(options, run_id, options.timeout, looks=True)
@@ -160,5 +190,9 @@ def known_run(status: Status, options: Namespace) -> Status:
         Failure: Nobody has.
     """
     if status.settings is None and not status.here:
-        raise Failure(Exit.NOT_FOUND, f"nobody has joined a run {status.run_id!r} at {shown(options)}")
+        raise _unknown_run(status.run_id, options)
     return status
+
+
+def _unknown_run(run_id: str, options: Namespace) -> Failure:
+    return Failure(Exit.NOT_FOUND, f"nobody has joined a run {run_id!r} at {shown(options)}")

@@ -27,7 +27,7 @@ def run(options: Namespace) -> int:
     terminal = Terminal(quiet=options.quiet)
 
     async def evict() -> int:
-        async with open_run(options) as backend:
+        async with open_run(options, existing=True) as backend:
             with answer_within(options.timeout, f"evict node {options.node!r}"):
                 if not await evict_node(backend, options.node):
                     status = known_run(await read_status(backend), options)

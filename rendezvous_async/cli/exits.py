@@ -6,7 +6,8 @@ code    meaning
 0       done
 1       the job, or one of the checks, failed (``launch``: the job's own code)
 2       wrong usage or a bad argument; settings that the run does not have
-3       the endpoint cannot be reached, or it refuses us
+3       the endpoint cannot be reached, or it refuses this client; ``serve``: its
+        address or its data directory is in use
 4       the run is closed
 5       a deadline passed
 6       there is no such run, or no such node in it
@@ -22,6 +23,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from enum import IntEnum
 
+from rendezvous_async.cli.terminal import clean, end_bar
 from rendezvous_async.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -30,7 +32,7 @@ from rendezvous_async.errors import (
     RendezvousTimeoutError,
 )
 
-__all__ = ["Exit", "Failure", "guarded"]
+__all__ = ["Exit", "Failure", "end", "guarded"]
 
 
 class Exit(IntEnum):
@@ -64,19 +66,19 @@ def guarded(run: Callable[[Namespace], int], options: Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.FAILED
     except KeyboardInterrupt:
-        return _end(Exit.INTERRUPTED, "interrupted")
+        return end(Exit.INTERRUPTED, "interrupted")
     except Failure as failure:
-        return _end(failure.code, str(failure))
+        return end(failure.code, str(failure))
     except RendezvousTimeoutError as error:  # Its further lines say why; they are what one wants to read.
-        return _end(Exit.TIMED_OUT, str(error))
+        return end(Exit.TIMED_OUT, str(error))
     except RendezvousError as error:
-        return _end(code_of(error), one_line(error))
+        return end(code_of(error), one_line(error))
     except ValueError as error:
-        return _end(Exit.USAGE, one_line(error))
+        return end(Exit.USAGE, one_line(error))
     except OSError as error:
-        return _end(Exit.FAILED, one_line(error))
+        return end(Exit.FAILED, one_line(error))
     except ImportError as error:
-        return _end(Exit.USAGE, f"this endpoint needs something that is not installed: {one_line(error)}")
+        return end(Exit.USAGE, f"this endpoint needs something that is not installed: {one_line(error)}")
 
 
 def _alone(run: Callable[[Namespace], int], options: Namespace) -> int:
@@ -111,6 +113,8 @@ def one_line(error: Exception | str) -> str:
     return f"{first} ({more[-1].strip()})" if more else first
 
 
-def _end(code: int, message: str) -> int:
-    print(f"rdzv: {message}", file=sys.stderr)
+def end(code: int, message: str) -> int:
+    """Write how a command ended, on a line of its own, and return its exit code."""
+    end_bar()
+    print(clean(f"rdzv: {message}"), file=sys.stderr)
     return code

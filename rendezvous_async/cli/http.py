@@ -13,20 +13,27 @@ import hashlib
 import hmac
 import ipaddress
 import logging
+import re
 import socket
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import cast
 
 import msgspec
 
+from rendezvous_async.backends.tcp.door import Caller, Gate
+
 __all__ = ["Page", "Pages", "Site"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("rendezvous_async.page")
 
 MAX_REQUEST = 8192
 MAX_CONNECTIONS = 64
+MAX_REFUSALS = 16
+"""Connections beyond those that are told that there are too many; any others are cut off."""
 TIMEOUT = 10.0
 """Seconds for one connection, from its start to its end."""
+_HOST = re.compile(r"(?:\[(?P<address>[^][]*)\]|(?P<name>[^][:]*))(?::[0-9]*)?")
 _PHRASES = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed"}
 _PHRASES |= {431: "Request Header Fields Too Large", 500: "Internal Server Error", 503: "Service Unavailable"}
 _HEADERS = (
@@ -65,27 +72,31 @@ class Site:
 
     Args:
         pages: What there is to see.
-        secret: What those who look must know; None lets everybody in.
+        secret: What those who look must know; None lets everybody in who calls this machine by one of its names.
+        names: Of this machine, besides ``localhost`` and its host name.
     """
 
-    def __init__(self, pages: Pages, secret: str | None = None) -> None:
+    def __init__(self, pages: Pages, secret: str | None = None, names: Iterable[str] = ()) -> None:
         self.pages = pages
+        self._names = {name.lower() for name in ("", "localhost", socket.gethostname(), *names)}
         self._secret = None if secret is None else _digest(secret)
-        self._visits: set[_Visit] = set()
-        self._listeners: list[asyncio.Server] = []
+        self._visits: set[_Visit | Caller] = set()
+        self._refused: set[_Visit | Caller] = set()
+        self._gate: Gate | None = None
 
-    async def start(self, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None = None) -> None:
+    def start(self, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None = None) -> None:
         """Serve."""
-        loop = asyncio.get_running_loop()
-        for sock in sockets:
-            self._listeners.append(await loop.create_server(lambda: _Visit(self), sock=sock, ssl=tls))
+        self._gate = Gate(
+            "the status page", self.admit, self.part, lambda since: _Visit(self, since), tls=tls, handshake=TIMEOUT
+        )
+        self._gate.open(sockets)
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         """Stop serving, at once."""
-        for listener in self._listeners:
-            listener.close()
-        for visit in tuple(self._visits):
+        for visit in (*self._visits, *self._refused):
             visit.abort()
+        if self._gate is not None:
+            await self._gate.aclose()
 
     def answer(self, request: bytes) -> tuple[Page, bool]:
         """Return the page for a request, and whether its body is wanted, too."""
@@ -99,10 +110,12 @@ class Site:
         if method not in ("GET", "HEAD"):
             return Page(b"this server only shows; use GET\n", code=405), True
         headers = _headers(lines[1:])
-        if self._secret is None and not _names_this_machine(headers.get("host", "")):
+        if self._secret is None and not self._is_called(headers.get("host", "")):
             # A web page elsewhere may give a name of its own our address, and so read what only we should see.
             return Page(
-                b"ask for this machine by its address or its own name, or serve with a secret\n", code=400
+                b"ask for this machine by its address or its own name (rdzv serve --http-host NAME adds one), "
+                b"or serve with a secret\n",
+                code=400,
             ), True
         path = target.partition("?")[0]
         if path not in self.pages.public and not self._may_see(headers.get("authorization", "")):
@@ -116,16 +129,29 @@ class Site:
             logger.exception("the page %s could not be made", path)
             return Page(b"the page could not be made; the server's log says why\n", code=500), True
 
-    def admit(self, visit: _Visit) -> bool:
+    def admit(self, visit: _Visit | Caller) -> bool:
         """Take in a connection, if there is a place for it."""
-        if len(self._visits) >= MAX_CONNECTIONS:
-            return False
-        self._visits.add(visit)
-        return True
+        if len(self._visits) < MAX_CONNECTIONS:
+            self._visits.add(visit)
+            return True
+        if len(self._refused) < MAX_REFUSALS:
+            self._refused.add(visit)
+        else:
+            visit.abort()
+        return False
 
-    def part(self, visit: _Visit) -> None:
+    def part(self, visit: _Visit | Caller) -> None:
         """Let go of a connection."""
         self._visits.discard(visit)
+        self._refused.discard(visit)
+
+    def _is_called(self, host: str) -> bool:
+        """Tell whether a Host header has an address or exactly a name of this machine; the port does not matter."""
+        match = _HOST.fullmatch(host.lower())
+        if match is None:
+            return False
+        name = match["address"] or match["name"]
+        return name in self._names or _is_address(name)
 
     def _may_see(self, authorization: str) -> bool:
         if self._secret is None:
@@ -144,12 +170,7 @@ def _headers(lines: Sequence[str]) -> dict[str, str]:
     return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
-def _names_this_machine(host: str) -> bool:
-    """Tell whether a Host header has an address, or this machine's own name, and not one that somebody made up."""
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    own = socket.gethostname().lower()
-    if name.lower() in ("", "localhost", own) or name.lower().startswith(f"{own}."):
-        return True
+def _is_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -158,21 +179,25 @@ def _names_this_machine(host: str) -> bool:
 
 
 class _Visit(asyncio.Protocol):
-    """One connection: one request, one answer."""
+    """One connection: one request, one answer.
 
-    def __init__(self, site: Site) -> None:
+    Args:
+        site: What it visits.
+        since: When it was accepted.
+    """
+
+    def __init__(self, site: Site, since: float) -> None:
         self._site = site
+        self._since = since
         self._request = b""
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        if not self._site.admit(self):
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no instances of it
+        self._timer = asyncio.get_running_loop().call_at(self._since + TIMEOUT, self.abort)
+        if not self._site.admit(self) and not self._transport.is_closing():
             self._send(Page(b"too many connections\n", code=503), True)
-            return
-        self._timer = asyncio.get_running_loop().call_later(TIMEOUT, self.abort)
 
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None

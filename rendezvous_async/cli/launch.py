@@ -1,12 +1,12 @@
 """Run a command on every node of an elastic world, and again when the world changes.
 
 Start it on every machine. Each worker gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK,
-GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RDZV_ROUND, RDZV_RUN_ID, RDZV_ENDPOINT and RDZV_TOKEN, and needs no code of
-ours. When a node comes, leaves or dies, all workers are ended (SIGTERM, a grace, SIGKILL) and started in the next
-round. When all have ended well the run is closed, and every launcher exits 0. A worker that fails is started again, as
-often as --max-restarts allows; after that the launcher exits with the worker's code: it leaves the others to go on if
-they are enough, else it closes the run. SIGTERM, SIGINT and SIGHUP are passed on and end it (a second one at once);
-SIGUSR1 and SIGUSR2 are passed on.
+GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RDZV_ROUND, RDZV_RUN_ID, RDZV_ENDPOINT (without its secret) and RDZV_TOKEN,
+and needs no code of this library. When a node comes, leaves or dies, all workers are ended (SIGTERM, a grace, SIGKILL)
+and started in the next round. When all have ended well the run is closed, and every launcher exits 0. A worker that
+fails is started again, as often as --max-restarts allows; after that the launcher exits with the worker's code: it
+leaves the others to go on if they are enough, else it closes the run. SIGTERM, SIGINT and SIGHUP are passed on and end
+it (a second one at once); SIGUSR1 and SIGUSR2 are passed on.
 """
 
 from __future__ import annotations

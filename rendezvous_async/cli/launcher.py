@@ -9,6 +9,7 @@ see a failure in a round, only the first one counts it, and not even that one if
 
 from __future__ import annotations
 
+import re
 import signal
 from argparse import Namespace
 from collections.abc import Awaitable, Callable
@@ -19,7 +20,7 @@ import anyio
 import anyio.to_thread
 
 from rendezvous_async.addresses import address_toward, get_free_port
-from rendezvous_async.cli.endpoints import backend_of, endpoint_of
+from rendezvous_async.cli.endpoints import backend_of, endpoint_of, without_secrets
 from rendezvous_async.cli.exits import Exit, Failure
 from rendezvous_async.cli.terminal import Terminal
 from rendezvous_async.cli.workers import Workers
@@ -27,6 +28,7 @@ from rendezvous_async.clock import answer_within
 from rendezvous_async.connecting import connect
 from rendezvous_async.control import read_status
 from rendezvous_async.core.rules import Change
+from rendezvous_async.core.state import Member
 from rendezvous_async.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -45,6 +47,7 @@ DONE = "the job is done"
 FAILED = "the job failed"
 NPROC = "nproc"
 """The label that tells how many workers a node has."""
+NUMBER = re.compile("[1-9][0-9]{0,5}")
 FOREVER = 1e9
 VERDICT = 2.0
 """Seconds after a failure in which the loss of a node counts as its cause."""
@@ -77,7 +80,7 @@ async def launch(options: Namespace, terminal: Terminal) -> int:
             node=options.node,
             timeouts=Timeouts(join=options.join_timeout, last_call=options.last_call, regroup=options.regroup),
             keep_alive_interval=options.keep_alive,
-            address=options.address or await anyio.to_thread.run_sync(address_toward, endpoint),
+            address=options.address or await anyio.to_thread.run_sync(address_toward, endpoint, backend.local_address),
             labels={NPROC: str(options.nproc_per_node)},
         )
         async with rendezvous, Workers.of(options.command, options.grace) as workers:
@@ -166,26 +169,38 @@ class _Launcher:
 
     async def _environments(self, world: World) -> list[dict[str, str]]:
         members = await world.members()
-        workers = [int(member.labels.get(NPROC, "1")) for member in members]
+        workers = [self._workers_of(member) for member in members]
         if world.rank == 0:
             await world.store.set("master_port", str(await anyio.to_thread.run_sync(get_free_port)))
-        port = (await world.store.get("master_port")).decode()
+        port = (await world.store.get("master_port")).decode(errors="replace")
+        address = members[0].address
+        if not address.isprintable() or not port.isdecimal():
+            who = f"node {members[0].node!r}, which has rank 0,"
+            raise Failure(Exit.FAILED, f"{who} gives {address!r} and {port!r} as MASTER_ADDR and MASTER_PORT")
         common = {
             "WORLD_SIZE": str(sum(workers)),
             "LOCAL_WORLD_SIZE": str(workers[world.rank]),
             "GROUP_RANK": str(world.rank),
             "GROUP_WORLD_SIZE": str(world.size),
-            "MASTER_ADDR": members[0].address,
+            "MASTER_ADDR": address,
             "MASTER_PORT": port,
             "RDZV_ROUND": str(world.round),
             "RDZV_RUN_ID": world.run_id,
-            "RDZV_ENDPOINT": self._options.endpoint,
+            "RDZV_ENDPOINT": without_secrets(self._options.endpoint),
             "RDZV_TOKEN": str(world.token),
         }
         first = sum(workers[: world.rank])
         return [
             {**common, "RANK": str(first + local), "LOCAL_RANK": str(local)} for local in range(workers[world.rank])
         ]
+
+    def _workers_of(self, member: Member) -> int:
+        """Return how many workers a member has; all launchers must come to the same number."""
+        text = member.labels.get(NPROC, "1")
+        if NUMBER.fullmatch(text):
+            return int(text)
+        self._terminal.say(f"node {member.node!r} has the label {NPROC}={text!r}, not a count; it counts as 1 worker")
+        return 1
 
     async def _is_ours(self, world: World) -> bool:
         """Tell whether a failure counts here; is cancelled if the world changes meanwhile."""

@@ -28,6 +28,7 @@ from rendezvous_async.connecting import connect
 from rendezvous_async.control import close_run, purge_run
 from rendezvous_async.core.rules import Change
 from rendezvous_async.handler import Rendezvous
+from rendezvous_async.texts import counted
 from rendezvous_async.world import World
 
 __all__ = ["Figures", "measure"]
@@ -65,7 +66,7 @@ class Figures(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         reform = "not measured" if self.reform_ms is None else f"{self.reform_ms:.1f} ms"
         return (
-            f"{self.nodes} nodes at {self.endpoint}\n"
+            f"{counted(self.nodes, 'node')} at {self.endpoint}\n"
             f"connections   {self.connect_ms:.1f} ms for all\n"
             f"formation     {self.form_ms:.1f} ms, again {reform} (median)\n"
             f"keep-alives   {self.keep_alives_per_s:.1f} per s were answered; meanwhile an answer takes "
@@ -78,21 +79,21 @@ async def measure(options: Namespace, terminal: Terminal) -> Figures:
     """Measure everything, and leave nothing behind."""
     with anyio.move_on_after(WAIT + options.seconds) as scope:
         name = f"rdzv-bench-{secrets.token_hex(4)}"
-        steps = options.rounds + 4
-        terminal.progress(0, steps, f"opening {options.nodes} connections to {shown(options)}")
+        steps, all_nodes = options.rounds + 4, counted(options.nodes, "node")
+        terminal.progress(0, steps, f"opening {counted(options.nodes, 'connection')} to {shown(options)}")
         # Exactly N: the round forms when the last one is there, with no last call to be taken off the times.
         async with _Crowd.meet(options, name, options.nodes) as crowd:
             times = []
             for number in range(options.rounds):
-                terminal.progress(number + 1, steps, f"round {number + 1}: {options.nodes} nodes meet")
+                terminal.progress(number + 1, steps, f"round {number + 1}: {all_nodes} at the barrier")
                 began = clock.now()
                 await crowd.join()
                 times.append(clock.now() - began)
-            terminal.progress(steps - 3, steps, f"keeping {options.nodes} nodes alive for {options.seconds:g} s")
+            terminal.progress(steps - 3, steps, f"keeping {all_nodes} alive for {options.seconds:g} s")
             answers, keep_alives = await crowd.probe(options.seconds)
             connect_seconds = crowd.connect_seconds
         # One place more, for the node that is killed.
-        terminal.progress(steps - 2, steps, f"opening {options.nodes} connections again")
+        terminal.progress(steps - 2, steps, f"opening {counted(options.nodes, 'connection')} again")
         async with _Crowd.meet(options, f"{name}-kill", options.nodes + 1) as crowd:
             terminal.progress(steps - 1, steps, "a node in a process of its own joins, and is killed")
             detected = await _kill_one(options, crowd)

@@ -25,7 +25,7 @@ def metrics(overview: Overview) -> str:
     family("connections", "Open connections.", [({}, server.connections)])
     family("sessions", "Open sessions.", [({}, server.table.sessions)])
     family("keys", "Keys in the table.", [({}, len(server.table))])
-    family("table_bytes", "Bytes of keys and values in the table.", [({}, server.table.size)])
+    family("table_bytes", "Bytes that the table keeps, as the limit counts them.", [({}, server.table.size)])
     family("revision", "The table's revision: counts commits.", [({}, server.table.revision)])
     family("failed", "1 if the server's log has failed.", [({}, int(server.failure is not None))])
     runs = [(run.run_id, run.status) for run in overview.runs() if run.status is not None]

@@ -2,22 +2,52 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Iterable
+from difflib import get_close_matches
 from types import ModuleType
 from typing import NoReturn
 
 from rendezvous_async.cli import COMMANDS
 from rendezvous_async.cli.exits import Exit
+from rendezvous_async.cli.terminal import clean
 
-__all__ = ["Parser", "command_parser", "count", "main_parser", "number", "parse_command", "port", "seconds"]
+__all__ = [
+    "Parser",
+    "command_parser",
+    "count",
+    "did_you_mean",
+    "main_parser",
+    "number",
+    "parse_command",
+    "port",
+    "seconds",
+]
+
+_OPTION = re.compile("--?[A-Za-z]")
 
 
 class Parser(ArgumentParser):
     """An argument parser that says what is wrong in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(Exit.USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(Exit.USAGE, clean(f"{self.prog}: {message}; see {self.prog} --help") + "\n")
+
+    def check_names(self, arguments: list[str]) -> None:
+        """End with an error at the first option that there is not, before anything is missed."""
+        known = list(self._option_string_actions)
+        for argument in arguments:
+            name = argument.partition("=")[0]
+            if _OPTION.match(name) and name not in known:
+                self.error(f"there is no option {name}{did_you_mean(name, known)}")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a hint at the known word that is most like another one; empty if none is."""
+    found = get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def main_parser() -> Parser:
@@ -31,8 +61,8 @@ def main_parser() -> Parser:
         prog="rdzv",
         usage="rdzv COMMAND ...",
         description=f"{about}\n\n{commands}",
-        epilog="exit codes: 0 done, 1 failed, 2 wrong usage, 3 cannot connect, 4 the run is closed, 5 timed out, "
-        "6 no such run or node, 130 interrupted\n\n"
+        epilog="exit codes: 0 done, 1 failed, 2 wrong usage, 3 cannot connect (serve: in use), 4 the run is closed,\n"
+        "  5 timed out, 6 no such run or node, 130 interrupted\n\n"
         "example:\n  rdzv demo\n  rdzv launch --help",
         formatter_class=RawDescriptionHelpFormatter,
     )
@@ -59,6 +89,7 @@ def parse_command(name: str, module: ModuleType, arguments: list[str]) -> Namesp
     """Return the options of a command; its ``command`` is what stands behind ``--``, for those that run something."""
     parser = command_parser(name, module)
     at = arguments.index("--") if "--" in arguments else len(arguments)
+    parser.check_names(arguments[:at])
     options = parser.parse_args(arguments[:at])
     options.command = arguments[at + 1 :]
     if options.command and not getattr(module, "TAKES_COMMAND", False):

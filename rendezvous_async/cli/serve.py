@@ -37,9 +37,24 @@ def configure(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> int:
+    import logging
+
     import anyio
 
-    return anyio.run(_serve, options)
+    from rendezvous_async.backends.log import LogInUseError
+    from rendezvous_async.backends.tcp import server
+
+    def is_news(record: logging.LogRecord) -> bool:
+        """Whether a log line says more than the command itself says when it ends."""
+        return record.levelno < logging.ERROR
+
+    server.logger.addFilter(is_news)
+    try:
+        return anyio.run(_serve, options)
+    except LogInUseError as error:
+        raise Failure(Exit.UNREACHABLE, str(error)) from None
+    finally:
+        server.logger.removeFilter(is_news)
 
 
 async def _serve(options: Namespace) -> int:
@@ -85,6 +100,8 @@ async def pages_of(server: TcpServer, options: Namespace) -> AsyncIterator[list[
     if options.http is None:
         yield []
         return
+    import anyio
+
     from rendezvous_async.backends.tcp.addresses import listen_on, resolve
     from rendezvous_async.backends.tcp.tls import Tls
     from rendezvous_async.cli.http import Site
@@ -104,13 +121,15 @@ async def pages_of(server: TcpServer, options: Namespace) -> AsyncIterator[list[
             )
         sockets = listen_on(addresses)
     except OSError as error:
-        raise Failure(Exit.UNREACHABLE, f"cannot serve the status page on {where}: {error.strerror}") from None
+        why = str(error.strerror).removeprefix(f"{where}: ")
+        raise Failure(Exit.UNREACHABLE, f"cannot serve the status page on {where}: {why}") from None
     overview = Overview(server)
-    site = Site(status_pages(overview), read_secret(options))
+    site = Site(status_pages(overview), read_secret(options), [options.http_host])
     try:
-        await site.start(sockets, tls)
+        site.start(sockets, tls)
         shown = format_address(options.http_host, sockets[0].getsockname()[1])
         yield [f"{'http' if tls is None else 'https'}://{shown}/"]
     finally:
-        site.close()
+        with anyio.CancelScope(shield=True):
+            await site.aclose()
         overview.close()

@@ -36,13 +36,18 @@ REASON = "the demo is over"
 
 
 async def start_node(endpoint: str, options: dict[str, Any]) -> asyncio.subprocess.Process:
-    """Start a node in a process of its own, whose lines of JSON can be read."""
+    """Start a node in a process of its own, whose lines of JSON can be read.
+
+    It has a process group of its own, so that Ctrl+C reaches this process alone, which then ends it; and it ends when
+    its standard input does, should this process be killed.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "rendezvous_async.cli.demo_node",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        process_group=0,
     )
     assert process.stdin is not None
     process.stdin.write(f"{json.dumps([endpoint, options])}\n".encode())
@@ -60,6 +65,7 @@ class Actor:
         self.size = 0
         self.hands = 0
         self.up_at = 0.0
+        self.killed = False
         self.news: list[dict[str, Any]] = []
         self.process: asyncio.subprocess.Process | None = None
 
@@ -77,7 +83,7 @@ class Actor:
     def kill(self) -> None:
         """Kill its process with SIGKILL."""
         assert self.process is not None
-        self.state = "killed"
+        self.state, self.killed = "killed", True
         with suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGKILL)  # Popen.kill() could reap it before asyncio does.
 
@@ -231,7 +237,7 @@ class Stage:
             self._note(actor.name, actor.hear(json.loads(line)))
             self._news.fire()
         code = await actor.process.wait()
-        if actor.state not in ("killed", "closed"):
+        if not actor.killed and actor.state != "closed":  # What it printed before it was killed may come after.
             raise Failure(Exit.FAILED, f"node {actor.name} ended with exit code {code}, which nobody asked for")
 
     async def _exit_code(self, name: str) -> int:

@@ -28,7 +28,7 @@ def run(options: Namespace) -> int:
     terminal = Terminal(quiet=options.quiet)
 
     async def look() -> int:
-        async with open_run(options) as backend:
+        async with open_run(options, existing=True) as backend:
             with answer_within(options.timeout, f"read the status of run {options.run_id!r}"):
                 status = known_run(await read_status(backend), options)
         terminal.print(

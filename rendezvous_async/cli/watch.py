@@ -1,6 +1,7 @@
 """Follow a run live, driven by pushes: a picture in a terminal, a line for each change elsewhere.
 
-Ends with 0 when the run is closed, and with 4 if it was closed before.
+It says when the backend cannot be reached, and when it can be again. Ends with 0 when the run is closed, and with 4 if
+it was closed before.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ EXAMPLE = """  rdzv watch tcp://head:29400 --run-id job-7
   rdzv watch tcp://head:29400 --run-id job-7 --wait | tee job-7.log"""
 PAUSE = 0.1
 """Seconds between two pictures, at least: people cannot read faster."""
+LOOK_AT_CONNECTION = 0.25
 REMEMBERED = 10
 
 
@@ -41,33 +43,73 @@ def run(options: Namespace) -> int:
 async def _watch(options: Namespace) -> int:
     import anyio
 
-    from rendezvous_async.cli.changes import changes
+    viewer = Viewer(options)
+    async with open_run(options, existing=not options.wait) as backend, anyio.create_task_group() as group:
+        group.start_soon(viewer.watch_connection, backend)
+        code = await viewer.watch_run(backend)
+        group.cancel_scope.cancel()
+    return code
 
-    terminal = Terminal(quiet=options.quiet)
-    began = clock.now()
-    before: Status | None = None
-    lines: list[str] = []
-    async with open_run(options) as backend, aclosing(statuses(backend)) as looks:
-        screen = Screen(terminal)
-        async for status in looks:
-            if not options.wait:
-                known_run(status, options)
-            if before is None and status.closed is not None:
-                raise Failure(Exit.CLOSED, str(status).splitlines()[0])
-            news = [f"{clock.now() - began:8.2f} s  {clean(change)}" for change in changes(before, status)]
-            lines = [*lines, *news][-REMEMBERED:]
-            if terminal.live:
-                with screen:
-                    screen.draw([*picture(terminal, status), "", *lines])
-            else:
-                for line in news:
-                    terminal.print(line)
-            if status.closed is not None:
-                return Exit.OK
-            if status.settings is not None:
-                before = status
-            await anyio.sleep(PAUSE)
-    return Exit.OK
+
+class Viewer:
+    """Shows a run as it changes: a picture in a terminal, a line for each change elsewhere."""
+
+    def __init__(self, options: Namespace) -> None:
+        self._options = options
+        self._terminal = Terminal(quiet=options.quiet)
+        self._screen = Screen(self._terminal)
+        self._began = clock.now()
+        self._status: Status | None = None
+        self._lines: list[str] = []
+
+    async def watch_run(self, backend: Backend) -> int:
+        """Show every change, until the run is closed; returns the exit code."""
+        import anyio
+
+        from rendezvous_async.cli.changes import changes
+
+        before: Status | None = None
+        async with aclosing(statuses(backend)) as looks:
+            async for status in looks:
+                if self._status is None and not self._options.wait:
+                    known_run(status, self._options)
+                if before is None and status.closed is not None:
+                    raise Failure(Exit.CLOSED, str(status).splitlines()[0])
+                self._status = status
+                if before is not None and status.settings is None:
+                    before = None
+                    self._show("the backend holds nothing of the run any more; waiting for its nodes")
+                else:
+                    self._show(*changes(before, status))
+                    before = status if status.settings is not None else before
+                if status.closed is not None:
+                    return Exit.OK
+                await anyio.sleep(PAUSE)
+        return Exit.OK
+
+    async def watch_connection(self, backend: Backend) -> None:
+        """Show when the backend cannot be reached, and when it can be again."""
+        import anyio
+
+        was_gone = False
+        while True:
+            await anyio.sleep(LOOK_AT_CONNECTION)
+            trouble = backend.trouble
+            if trouble is not None and not was_gone:
+                self._show(trouble)
+            elif trouble is None and was_gone:
+                self._show("the backend can be reached again")
+            was_gone = trouble is not None
+
+    def _show(self, *what: str) -> None:
+        news = [f"{clock.now() - self._began:8.2f} s  {clean(change)}" for change in what]
+        self._lines = [*self._lines, *news][-REMEMBERED:]
+        if not self._terminal.live:
+            for line in news:
+                self._terminal.print(line)
+        elif self._status is not None:
+            with self._screen:
+                self._screen.draw([*picture(self._terminal, self._status), "", *self._lines])
 
 
 async def statuses(backend: Backend) -> AsyncGenerator[Status, None]:

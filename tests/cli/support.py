@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import pty
+import select
 import signal
 import socket
+import struct
+import subprocess
 import sys
+import termios
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
@@ -94,10 +100,18 @@ class Command:
 
 @asynccontextmanager
 async def command(
-    *arguments: str, env: Mapping[str, str] | None = None, merged: bool = False
+    *arguments: str, env: Mapping[str, str] | None = None, merged: bool = False, ulimit: str | None = None
 ) -> AsyncIterator[Command]:
-    """Run ``rdzv`` in a process of its own for as long as the block runs; with ``merged``, its stderr is read, too."""
+    """Run ``rdzv`` in a process of its own for as long as the block runs.
+
+    Args:
+        env: Added to this process's environment.
+        merged: Read its stderr too.
+        ulimit: Of the shell, to limit it: ``-n 256`` is 256 file descriptors.
+    """
+    limited = () if ulimit is None else ("sh", "-c", f'ulimit {ulimit}; exec "$@"', "sh")
     process = await asyncio.create_subprocess_exec(
+        *limited,
         sys.executable,
         "-m",
         "rendezvous_async",
@@ -124,3 +138,59 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
+
+
+_ON_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+class Typist:
+    """A person at a terminal in which ``rdzv`` runs: reads what it shows, and types."""
+
+    def __init__(self, *arguments: str, columns: int = 80, env: Mapping[str, str] | None = None) -> None:
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        self.shown = ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _ON_TERMINAL, sys.executable, "-m", "rendezvous_async", *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            env={**os.environ, "TERM": "xterm", **(env or {})},
+        )
+        os.close(slave)
+
+    def __enter__(self) -> Typist:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        os.close(self._master)
+
+    def read_until(self, text: str) -> None:
+        """Wait until the terminal has shown a text."""
+        while text not in self.shown:
+            ready, _, _ = select.select([self._master], [], [], WAIT)
+            assert ready, f"no {text!r} within {WAIT:g} s: {self.shown}"
+            try:
+                piece = os.read(self._master, 65536)
+            except OSError:  # The other side is closed.
+                piece = b""
+            assert piece, f"it ended without {text!r}: {self.shown}"
+            self.shown += piece.decode()
+
+    def type(self, keys: bytes) -> None:
+        """Type keys; ``b"\\x03"`` is Ctrl+C, which the terminal turns into a signal for all its processes."""
+        os.write(self._master, keys)
+
+    def code(self) -> int:
+        """Read on to the end, and return the exit code."""
+        with suppress(AssertionError):
+            self.read_until("\0")
+        return self.process.wait(WAIT)

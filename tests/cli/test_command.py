@@ -10,7 +10,7 @@ import pytest
 
 import rendezvous_async
 from rendezvous_async.cli import COMMANDS
-from rendezvous_async.cli.terminal import Terminal, clean, table
+from rendezvous_async.cli.terminal import Screen, Terminal, clean, table
 from rendezvous_async.cli.watch import picture
 from rendezvous_async.core.diagnosis import Present, Role, Status
 from rendezvous_async.settings import Settings
@@ -101,5 +101,54 @@ def test_what_others_wrote_cannot_steer_the_terminal() -> None:
     node = Present("\x1b[2Jevil", Role.MEMBER, 0)
     status = Status(run_id="job", settings=Settings(1, 1), round=1, here=(node,), coordinator=node.node)
     assert "\x1b" not in "".join(picture(Terminal(out=io.StringIO()), status))
-    assert clean("\x1b[2Jnode\x07\u202e") == "\ufffd[2Jnode\ufffd\ufffd"
-    assert table(("A", "B"), [("\x1b", "b")])[1] == "\ufffd  b"
+    assert clean("\x1b[2Jnode\x07\u202e\nmore") == "\\u001b[2Jnode\\u0007\\u202e\nmore"
+    assert table(("A", "B"), [("\x1b\n", "b")])[1] == "\\u001b\\n  b"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("status tcp://head --runid job", "there is no option --runid; did you mean --run-id?"),
+        ("status tcp://head --runid=job", "there is no option --runid; did you mean --run-id?"),
+        ("launch tcp://head --nproc_per_node 2 -- true --x", "did you mean --nproc-per-node?"),
+        ("status tcp://head --run-id job -j", "there is no option -j"),
+        ("stats tcp://head", "there is no command 'stats'; did you mean status?"),
+        ("help", "there is no command 'help'; did you mean --help?"),
+        ("zzz", "there is no command 'zzz'; see rdzv --help"),
+        ("--versoin", "there is no option --versoin; did you mean --version?"),
+    ],
+)
+def test_what_is_mistyped_is_named(capsys: pytest.CaptureFixture[str], line: str, words: str) -> None:
+    assert_one_line(rdzv(capsys, *line.split()), 2, words)
+
+
+def test_a_number_below_zero_is_not_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert_one_line(rdzv(capsys, "status", "tcp://head", "--run-id", "job", "--timeout", "-5"), 2, "'-5'")
+
+
+def test_wide_characters_keep_columns_and_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = table(("NODE", "RANK"), [("\u4e2d\u6587\u4e2d", "0"), ("e\u0301", "1")])
+    assert rows == ["NODE    RANK", "\u4e2d\u6587\u4e2d  0", "e\u0301       1"]
+    monkeypatch.setenv("COLUMNS", "6")
+    monkeypatch.setenv("LINES", "1")
+    out = FakeTerminal()
+    Screen(Terminal(out=out)).draw(["first", "\u4e2d\u6587\u4e2d"])
+    assert out.getvalue() == "\r\u4e2d\u6587\x1b[K\n\x1b[J"
+
+
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams(redirection: str) -> None:
+    """Whatever was opened next got their descriptors."""
+    line = f'"$0" -m rendezvous_async simulate --seeds 1 {redirection}'
+    result = subprocess.run(["sh", "-c", line, sys.executable], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("Traceback") == 0
+    assert ("1 scenario, " in result.stdout) == (">&-" not in redirection.split())
+
+
+def test_ctrl_c_while_a_command_is_loaded(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rendezvous_async.cli.import_module", interrupt)
+    assert_one_line(rdzv(capsys, "demo"), 130, "interrupted")

@@ -5,10 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import pty
+import signal
 import subprocess
 import sys
 
-from tests.cli.support import command
+import pytest
+
+from tests.backends.tcp.support import eventually
+from tests.cli.support import Typist, command
 
 
 async def test_the_demo_in_plain_lines() -> None:
@@ -55,3 +59,33 @@ async def test_a_demo_that_runs_out_of_time_fails() -> None:
     async with command("demo", "--timeout", "0.2", merged=True) as demo:
         assert await demo.code() == 5
     assert "not done after 0.2 s" in demo.lines[-1]
+
+
+@pytest.mark.parametrize("moment", ["starts as process", "is in round 1", "=> a world of 4"])
+def test_ctrl_c_ends_the_demo_with_one_line(moment: str) -> None:
+    """The terminal sends it to the nodes too: they filled the screen with tracebacks."""
+    with Typist("demo") as terminal:
+        terminal.read_until(moment)
+        terminal.type(b"\x03")
+        assert terminal.code() == 130
+    assert "Traceback" not in terminal.shown
+    assert "KeyboardInterrupt" not in terminal.shown
+    assert terminal.shown.rstrip().endswith("rdzv: interrupted")
+    assert "\x1b[?25h" in terminal.shown, "the cursor is back"
+
+
+async def test_nodes_of_the_demo_do_not_outlive_it() -> None:
+    async with command("demo") as demo:
+        pid = int((await demo.line("starts as process")).split()[-1])
+        await demo.line("is up")
+        demo.signal(signal.SIGKILL)
+        await demo.code()
+        await eventually(lambda: not is_running(pid), 30)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

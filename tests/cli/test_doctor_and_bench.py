@@ -11,7 +11,7 @@ import pytest
 from rendezvous_async.backends.tcp import restrict, serve
 from rendezvous_async.testing.etcd import etcd_program, start_etcd
 from tests.backends.tcp.support import Certificates, taken_port
-from tests.cli.support import assert_one_line, command, free_port, rdzv
+from tests.cli.support import Typist, assert_one_line, command, free_port, rdzv
 
 
 async def test_doctor_finds_nothing_wrong() -> None:
@@ -43,12 +43,15 @@ async def test_doctor_knows_wrong_secrets_and_tls(tmp_path: Path) -> None:
 
 def test_doctor_says_what_cannot_be_reached(capsys: pytest.CaptureFixture[str]) -> None:
     result = rdzv(capsys, "doctor", f"tcp://127.0.0.1:{free_port()}")
-    assert_one_line(result, 3, "refused")
+    assert_one_line(result, 3, "cannot be used: port")
     assert "is the server running" in result.out
-    assert_one_line(rdzv(capsys, "doctor", "tcp://no.such.host.invalid"), 3, "looked up")
+    assert "refused" in result.out
+    assert "refused" not in result.err, "it is told once"
+    assert_one_line(rdzv(capsys, "doctor", "tcp://no.such.host.invalid"), 3, "name")
+    assert_one_line(rdzv(capsys, "doctor", "tcp://no.such.host.invalid", "--json"), 3, "looked up")
     assert_one_line(rdzv(capsys, "doctor", "nonsense"), 2, "nonsense")
     assert_one_line(rdzv(capsys, "doctor", "memory://here"), 2, "one process")
-    assert_one_line(rdzv(capsys, "doctor", "file:///no/such/directory"), 3, "no directory")
+    assert_one_line(rdzv(capsys, "doctor", "file:///no/such/directory"), 3, "directory")
     with taken_port() as port:  # Somebody listens there, and never says a word.
         assert_one_line(rdzv(capsys, "doctor", f"tcp://127.0.0.1:{port}", "--timeout", "0.5"), 3, "connection")
 
@@ -67,6 +70,26 @@ async def test_doctor_of_an_etcd_with_tls(tmp_path: Path) -> None:
             assert await doctor.code() == 3, doctor.lines
         assert "does --tls-ca name the authority" in "\n".join(doctor.lines)
         assert [line for line in doctor.lines if line.startswith("rdzv: ")] == doctor.lines[-1:]
+
+
+def test_an_error_has_a_line_of_its_own_below_a_progress_bar() -> None:
+    with Typist("bench", f"tcp://127.0.0.1:{free_port()}", "--timeout", "0.3", "--nodes", "1", columns=60) as terminal:
+        assert terminal.code() == 3
+    bar, error, *more = terminal.shown.strip().split("\n")
+    assert "opening 1 connection to" in bar
+    assert error.startswith("rdzv: ")
+    assert not more
+
+
+@pytest.mark.parametrize("name", ["status", "doctor", "launch"])
+async def test_an_http_server_is_known_as_one(name: str) -> None:
+    async with command("serve", "--port", "0", "--http", "0") as server:
+        page = (await server.line("ready ")).split()[2].replace("http", "tcp").rstrip("/")
+        more = {"status": ("--run-id", "job"), "launch": ("--run-id", "job", "--nodes", "1", "--", "true")}
+        async with command(name, page, *more.get(name, ()), merged=True) as asking:
+            assert await asking.code() == 3
+    assert "an HTTP server answers there" in "\n".join(asking.lines)
+    assert "is it running" not in "\n".join(asking.lines)
 
 
 async def test_bench_measures_and_cleans_up() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 import rendezvous_async as library
 from rendezvous_async.backends.tcp import TcpServer, serve
+from rendezvous_async.cli.endpoints import without_secrets
 from rendezvous_async.control import close_run
 from tests.backends.tcp.support import eventually
 from tests.cli.support import Command, assert_one_line, command, free_port, rdzv
@@ -199,6 +200,42 @@ async def test_a_run_that_is_closed_by_hand(server: TcpServer, tmp_path: Path) -
     assert "somebody: enough" in a.lines[-1]
     async with launch(server.endpoint, "late", "1", "--", "true") as late:
         assert await late.code() == 4
+
+
+async def test_a_strange_member_neither_ends_nor_steers_a_launcher(server: TcpServer) -> None:
+    """Its label ended the others with a ValueError, its name reached their terminals, and forged lines there."""
+    evil = "\x1b[2Jevil\nrdzv: all is well"
+    echo = "echo size $WORLD_SIZE; sleep 60"
+    async with launch(server.endpoint, "a", "1:2", "--grace", "0.1", "--", "sh", "-c", echo) as a:
+        await a.line("size 1")
+        member = library.connect(
+            server.endpoint,
+            run_id="job",
+            nodes="1:2",
+            node=evil,
+            timeouts=library.Timeouts(last_call=0.3),
+            labels={"nproc": "\x1b[31mmany"},
+            is_host=False,
+        )
+        async with member:
+            await member.join()
+            await a.line("size 2")
+            await member.close("\x1b]0;owned\x07\nrdzv: all is well")
+            assert await a.code() == 4
+    assert not [line for line in a.lines if not line.isprintable() or line.startswith("rdzv: all")], a.lines
+    assert any("not a count; it counts as 1 worker" in line for line in a.lines)
+
+
+async def test_the_secret_stays_with_the_launcher() -> None:
+    async with serve("127.0.0.1", 0, secret="sesame") as server:
+        endpoint = f"{server.endpoint}?secret=sesame&is_host=false"
+        show = "echo got $RDZV_ENDPOINT; env | grep sesame || true"
+        async with launch(endpoint, "a", "1", "--", "sh", "-c", show) as a:
+            assert await a.code() == 0
+    assert f"got {server.endpoint}?is_host=false" in a.lines
+    assert not [line for line in a.lines if "sesame" in line]
+    assert without_secrets("etcd://a?user=me&password=x") == "etcd://a?user=me"
+    assert without_secrets("tcp://a?se%63ret=x") == without_secrets("tcp://a") == "tcp://a"
 
 
 async def test_a_command_that_is_not_there(server: TcpServer) -> None:

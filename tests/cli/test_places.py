@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,8 +29,8 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def rdzv(*arguments: str, code: int = 0) -> str:
-    """Run a command to its end, and return what it wrote."""
-    async with command(*arguments, merged=True) as running:
+    """Run a command to its end, and return what it wrote; JSON without the warnings beside it."""
+    async with command(*arguments, merged="--json" not in arguments) as running:
         assert await running.code() == code, running.lines
     return "\n".join(running.lines)
 
@@ -67,3 +68,11 @@ async def test_doctor(place: str) -> None:
     first = "directory" if place.startswith("file") else "etcd"
     for check in (first, "connection", "latency", "permissions", "pushes"):
         assert verdicts[check] in ("ok", "warning"), findings
+
+
+@pytest.mark.parametrize("name", ["status", "watch", "close", "evict"])
+async def test_to_look_into_a_directory_leaves_it_as_it_is(name: str, tmp_path: Path) -> None:
+    """It became a place for runs: mistyped, any directory got a log, a lock and more."""
+    node = ("node",) if name == "evict" else ()
+    assert "nobody has joined a run 'job'" in await rdzv(name, f"file://{tmp_path}", "--run-id", "job", *node, code=6)
+    assert not os.listdir(tmp_path)

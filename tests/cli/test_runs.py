@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -74,6 +75,45 @@ async def test_watch_tells_every_change(server: TcpServer) -> None:
         await a.close("enough")
         assert await watch.code() == 0
     assert "closed by a: enough" in watch.lines[-1]
+
+
+async def test_watch_tells_that_the_server_is_gone_and_back(tmp_path: Path) -> None:
+    serving = ("serve", "--port", str(free_port()), "--data-dir", str(tmp_path / "data"))
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(command(*serving))
+        endpoint = (await first.line("ready ")).split()[1]
+        a = library.connect(endpoint, run_id="job", nodes="1", node="a", is_host=False)
+        await stack.enter_async_context(a)
+        await a.join()
+        watch = await stack.enter_async_context(command("watch", endpoint, "--run-id", "job"))
+        await watch.line("round 1 has formed")
+        first.signal(signal.SIGKILL)
+        await first.code()
+        await watch.line(lambda line: endpoint in line and ("cannot reach" in line or "no connection" in line))
+        second = await stack.enter_async_context(command(*serving))
+        await second.line("ready ")
+        await watch.line("can be reached again")
+        await a.close("enough")
+        assert await watch.code() == 0
+
+
+async def test_watch_goes_on_when_the_server_has_forgotten_the_run() -> None:
+    port = str(free_port())
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(command("serve", "--port", port))
+        endpoint = (await first.line("ready ")).split()[1]
+        a = library.connect(endpoint, run_id="job", nodes="1", node="a", is_host=False)
+        await stack.enter_async_context(a)
+        await a.join()
+        watch = await stack.enter_async_context(command("watch", endpoint, "--run-id", "job"))
+        await watch.line("round 1 has formed")
+        first.signal(signal.SIGKILL)
+        await first.code()
+        second = await stack.enter_async_context(command("serve", "--port", port))
+        await second.line("ready ")
+        before = watch.lines.index(await watch.line("the backend holds nothing of the run any more"))
+        await a.join()
+        await watch.line("has formed with 1 member", after=before)
 
 
 async def test_evict_throws_a_node_out(server: TcpServer, run: Rdzv) -> None:

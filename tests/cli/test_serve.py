@@ -8,6 +8,7 @@ import json
 import shutil
 import signal
 import socket
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -154,9 +155,12 @@ async def test_the_status_page_only_shows_and_is_bounded() -> None:
 async def test_a_made_up_name_for_this_machine_sees_nothing() -> None:
     async with command(*SERVE, "--http", "0") as server:
         _, page = await endpoints(server)
-        for host, code in (("evil.example", 400), ("evil.example:80", 400), ("127.0.0.1:1", 200), ("[::1]:1", 200)):
-            assert (await request(page, "/", f"Host: {host}"))[0] == code
-        assert (await request(page, "/", f"Host: {socket.gethostname()}"))[0] == 200
+        own = socket.gethostname()
+        for host in ("", "127.0.0.1:1", "[::1]:1", own, f"{own.upper()}:80", "localhost:1"):
+            assert (await request(page, "/", f"Host: {host}"))[0] == 200, host
+        evil = ("evil.example", "evil.example:80", f"{own}.evil.example", "localhost.evil.example", "127.0.0.1:80.evil")
+        for host in (*evil, "[::1].evil.example", f"{own}@evil.example"):
+            assert (await request(page, "/", f"Host: {host}"))[0] == 400, host
 
 
 async def test_the_status_page_wants_the_secret(tmp_path: Path) -> None:
@@ -183,6 +187,35 @@ async def test_tls_is_served_on_both_ports(tmp_path: Path) -> None:
             assert await backend.get("key") is None
 
 
+@pytest.mark.parametrize("port", ["main", "page"])
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+async def test_silent_strangers_do_not_take_all_descriptors(port: str, tls: bool, tmp_path: Path) -> None:
+    """They counted only from their TLS handshake on: both ports were dead, and the log grew by the megabyte."""
+    certificates = Certificates(tmp_path)
+    options = ("--tls-cert", certificates.cert) if tls else ()
+    access = {"tls_ca": certificates.ca} if tls else {}
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(command(*SERVE, "--http", "0", *options, merged=True, ulimit="-n 256"))
+        endpoint, page = await endpoints(server)
+        host, _, number = (endpoint if port == "main" else page).rstrip("/").rpartition("/")[2].rpartition(":")
+        for _ in range(300):
+            stack.enter_context(socket.create_connection((host, int(number))))
+        refusals = 0
+        while True:
+            try:
+                async with library.open_backend(endpoint, run_id="job", is_host="false", **access) as backend:
+                    await backend.commit(library.Put("key", b"value"))
+                break
+            except library.RendezvousConnectionError as error:
+                refusals += 1
+                assert port == "main", error
+                assert refusals < 600, error
+                await anyio.sleep(0.1)
+        server.signal(signal.SIGTERM)
+        assert await server.code() == 0
+    assert len(server.lines) < 10, server.lines[:20]
+
+
 def test_nonsense_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert_one_line(rdzv(capsys, "serve", "--host", "0.0.0.0", "--port", "0"), 2, "secret")
     assert_one_line(rdzv(capsys, "serve", "--host", "no.such.host.invalid"), 3, "no.such.host.invalid")
@@ -190,9 +223,33 @@ def test_nonsense_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert_one_line(rdzv(capsys, *SERVE, "--tls-cert", str(tmp_path / "none")), 2, "TLS")
     assert_one_line(rdzv(capsys, *SERVE, "--http", "0", "--http-host", "0.0.0.0"), 2, "--insecure")
     with taken_port() as port:
-        assert_one_line(rdzv(capsys, "serve", "--port", str(port)), 3, str(port))
-        assert_one_line(rdzv(capsys, *SERVE, "--http", str(port)), 3, str(port))
+        for arguments in (("serve", "--port", str(port)), (*SERVE, "--http", str(port))):
+            result = rdzv(capsys, *arguments)
+            assert_one_line(result, 3, f"127.0.0.1:{port}: Address already in use")
+            assert result.err.count(str(port)) == 1, result
     (tmp_path / "file").write_text("")
     result = rdzv(capsys, *SERVE, "--data-dir", str(tmp_path / "file"))
     assert_one_line(result, result.code, "file")
     assert result.code in (1, 3)
+
+
+async def test_a_data_dir_in_use_and_a_port_in_use_have_one_exit_code(tmp_path: Path) -> None:
+    serving = (*SERVE, "--data-dir", str(tmp_path))
+    async with command(*serving) as first:
+        await endpoints(first)
+        async with command(*serving, merged=True) as second:
+            assert await second.code() == 3
+    assert len(second.lines) == 1
+    assert "in use by another process" in second.lines[0]
+
+
+async def test_a_full_disk_is_told_once(tmp_path: Path) -> None:
+    async with command(*SERVE, "--data-dir", str(tmp_path), merged=True, ulimit="-f 64") as server:
+        (endpoint,) = await endpoints(server)
+        async with library.open_backend(endpoint, run_id="job", is_host="false") as backend:
+            with pytest.raises(library.RendezvousError):
+                for number in range(100):
+                    await backend.commit(library.Put(f"key/{number}", b"x" * 10_000))
+        assert await server.code() == 1
+    assert [line for line in server.lines if "stops" in line] == server.lines[-1:]
+    assert server.lines[-1].startswith("rdzv: the server at")

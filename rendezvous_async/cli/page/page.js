@@ -53,7 +53,7 @@ function stateOf(status) {
 
 function factsOf(status) {
   const { min_nodes: min, max_nodes: max } = status.settings;
-  const facts = ["round " + status.round, (min === max ? min : min + " to " + max) + " nodes", status.here.length + " here"];
+  const facts = ["round " + status.round, min === max ? min + (min === 1 ? " node" : " nodes") : min + " to " + max + " nodes", status.here.length + " here"];
   for (const role of ["back", "waiting", "spare", "foreign"]) {
     const count = status.here.filter((node) => node.role === role).length;
     if (count) facts.push(count + " " + role);
