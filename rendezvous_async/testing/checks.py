@@ -39,11 +39,15 @@ class BrokenGuaranteeError(AssertionError):
 
 
 def check(history: History) -> None:
-    """Raise if a history breaks any guarantee.
+    """Raise if a history breaks any guarantee, or if a program has failed and nobody was told of it.
 
     Raises:
         BrokenGuaranteeError: It does; the text says which, and how.
+        Exception: Whatever the program of a node failed with.
     """
+    if not isinstance(history, History):
+        raise TypeError(f"check() takes a History, such as cluster.history, not {history!r}")
+    history.failures.raise_first()
     for name, find in CHECKS.items():
         for breach in find(history):
             raise BrokenGuaranteeError(name, breach)

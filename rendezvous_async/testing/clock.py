@@ -6,8 +6,10 @@ the order of their scheduling, as asyncio has it).
 
 Callbacks and tasks belong to the **group** that the context variable ``GROUP`` names when they are made: a simulated
 process. ``freeze`` stops a group as SIGSTOP stops a process: its callbacks and timers are held back, and run late when
-it is thawed. ``kill`` stops it as SIGKILL does: nothing of it ever runs again, no ``finally`` either. What must outlive
-a group, such as a server whose methods its tasks call, has to set its timers in a context of its own.
+it is thawed. ``suspend`` stops it as a machine that sleeps: its clock and its timers stand still meanwhile, and go on
+when it is thawed; only ``lease_time()`` shows how much time has passed. ``kill`` stops it as SIGKILL does: nothing of
+it ever runs again, no ``finally`` either. What must outlive a group, such as a server whose methods its tasks call, has
+to set its timers in a context of its own.
 
 How: the loop keeps its own queue and timers, and works through them inside the ``select`` call in which asyncio's own
 loop would wait for the world. It needs nothing but public asyncio API. Real I/O and ``call_soon_threadsafe`` work, but
@@ -20,22 +22,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import selectors
-from collections.abc import Callable, Coroutine, Generator, Hashable, Mapping
+from collections.abc import Callable, Coroutine, Generator, Hashable
 from contextvars import Context, copy_context
-from typing import Any, TypeAlias, TypeVar, TypeVarTuple, cast
+from typing import Any, TypeVar, TypeVarTuple, cast
 
 import anyio
 
 from rendezvous_async.testing.describe import describe_callback, describe_task
 from rendezvous_async.testing.groups import GROUP, Groups, GroupTask
 from rendezvous_async.testing.jobs import Job, Timers
+from rendezvous_async.testing.selector import Events, WorldSelector
 
 __all__ = ["GROUP", "DeadlockError", "LivelockError", "VirtualLoop", "VirtualTimeError", "run", "virtual_loop"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-Events: TypeAlias = list[tuple[selectors.SelectorKey, int]]
 
 GRACE = 0.5
 SPIN_LIMIT = 1_000_000
@@ -81,7 +82,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._halted = False
         self._called_in = False
         self._shut = False
-        self._world = _Selector()
+        self._world = WorldSelector()
         super().__init__(self._world)
         self._own_files = len(self._world.get_map())
         self._world.wait = self._wait
@@ -106,9 +107,22 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if group not in self._groups.killed:
             self._groups.frozen.setdefault(group, [])
 
+    def suspend(self, group: Hashable) -> None:
+        """Hold back a group and stop its clock, until ``thaw``; a group that is frozen already is not suspended."""
+        if not self.is_frozen(group):
+            self.freeze(group)
+            self._groups.suspended[group] = self._now
+
     def thaw(self, group: Hashable) -> None:
-        """Let a frozen group go on: what was held back is ready now."""
-        self._jobs.extend(self._groups.frozen.pop(group, ()))
+        """Let a group that was frozen or suspended go on: what was held back is ready now."""
+        slept = self._groups.wake(group, self._now)
+        for job in self._groups.frozen.pop(group, ()):
+            if slept and job.due and not job.cancelled():
+                self._timers.add(job)  # It came due by a clock that was stopped.
+            else:
+                self._jobs.append(job)
+        if slept:
+            self._timers.put_off(slept, lambda job: job.context.get(GROUP) == group)
 
     def kill(self, group: Hashable) -> None:
         """Drop every callback of ``group``, now and for ever; one that runs now runs to its next await."""
@@ -133,6 +147,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     # What asyncio asks of a loop
 
     def time(self) -> float:
+        return self._now - self._groups.slept.get(GROUP.get(), 0.0) if self._groups.slept else self._now
+
+    def lease_time(self) -> float:
+        """Return the time by a clock that goes on while the group that asks is suspended; see ``clock.lease_now``."""
         return self._now
 
     def call_soon(
@@ -149,14 +167,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.TimerHandle:
         if self._shut:
             raise RuntimeError("Event loop is closed")
-        job = Job(callback, args, context, when, self._timers)
+        job = Job(callback, args, context, when + (self._now - self.time()))
         self._timers.add(job)
         return job
 
     def call_later(
         self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_soon_threadsafe(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
@@ -301,6 +319,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             except BaseException as error:
                 message = f"Exception in callback {describe_callback(callback)}"
                 self.call_exception_handler({"message": message, "exception": error, "handle": job})
+        # The traceback of a task that failed leads here, to the job that ran it and so back to the task: as long as
+        # these names stand, only the garbage collector ends it, and its error is told at some time or never.
+        del job, jobs, left, callback
 
     def _is_stuck(self) -> bool:
         """Tell whether nothing is ready but cancel scopes, which ask again each turn while their tasks cannot run."""
@@ -328,32 +349,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         raise DeadlockError(
             f"at {self._now:g} every task is blocked, and no timer or I/O can wake one:\n  " + "\n  ".join(blocked)
         )
-
-
-class _Selector(selectors.BaseSelector):
-    """The real selector, except that to wait for the world is to run the simulated one."""
-
-    def __init__(self) -> None:
-        self.real = selectors.DefaultSelector()
-        self.wait: Callable[[float | None], Events] = self.real.select
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self.real.register(fileobj, events, data)
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self.real.unregister(fileobj)
-
-    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self.real.modify(fileobj, events, data)
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        return self.real.get_map()
-
-    def select(self, timeout: float | None = None) -> Events:
-        return self.wait(timeout)
-
-    def close(self) -> None:
-        self.real.close()
 
 
 def _place(job: Job) -> int:

@@ -13,13 +13,17 @@
 
 Each node runs a program, a coroutine function that is given an entered ``Rendezvous``; the default joins, holds its
 world until it changes, and joins again. Give your own to test your own orchestrator.
+
+A program that fails, fails the test: what it raised comes out of the next ``settle()``, ``check()`` or the end of the
+cluster's block, with its own traceback. So does the error of a task or a callback that the program left alone. What
+ends a process outside of a test is a failure, ``RendezvousClosedError`` too; what the test did to a node is not.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Hashable, Iterable
 from contextvars import copy_context
 from functools import partial
 from types import TracebackType
@@ -38,12 +42,13 @@ from rendezvous_async.errors import (
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
-from rendezvous_async.events import Event, EventKind
 from rendezvous_async.handler import Rendezvous
-from rendezvous_async.settings import Timeouts
+from rendezvous_async.settings import Timeouts, check_seconds
 from rendezvous_async.testing.clock import virtual_loop
-from rendezvous_async.testing.history import Believed, CloseCalled, Fault, History, Left, Released, Settled
+from rendezvous_async.testing.groups import group_of, take_unseen_errors
+from rendezvous_async.testing.history import CloseCalled, Fault, History, Settled
 from rendezvous_async.testing.network import Faults, Network, SimulatedBackend
+from rendezvous_async.testing.nodes import SimulatedNode, now
 from rendezvous_async.testing.witness import Witness
 from rendezvous_async.world import World
 
@@ -70,41 +75,11 @@ async def elastic(rendezvous: Rendezvous) -> None:
             return
 
 
-class SimulatedNode:
-    """One process of the cluster, as the simulator sees it.
-
-    Attributes:
-        name: Its node id; a restarted node has the same.
-        rendezvous: What its program was given; None before it is started.
-        holds: The world that it believes in.
-        live: Whether its program runs.
-        paused: Whether it is frozen.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.rendezvous: Rendezvous | None = None
-        self.holds: World | None = None
-        self.live = False
-        self.paused = False
-        self.generation = 0
-        self.task: asyncio.Task[None] | None = None
-
-    def __repr__(self) -> str:
-        state = "paused" if self.paused else "live" if self.live else "down"
-        return f"<SimulatedNode {self.name} {state} holds={self.holds!r}>"
-
-    @property
-    def process(self) -> str:
-        """Names this process, unlike the one before a restart."""
-        return f"{self.name}#{self.generation}"
-
-
 class Cluster:
     """Some nodes, a server between them, and what happened so far.
 
     Args:
-        nodes: How many.
+        nodes: How many; they are numbered from 0.
         min_nodes: The least that a round needs.
         max_nodes: The most that a round takes; by default all.
         seed: Of everything random.
@@ -115,6 +90,9 @@ class Cluster:
         keep_alive_max_attempt: Of every node.
         ranks: The rank policy.
         max_writes: How much one commit of the backend takes; a small number makes rounds form in batches.
+
+    Raises:
+        ValueError: An argument is wrong. Every method raises it for a node that does not exist.
     """
 
     def __init__(
@@ -133,26 +111,57 @@ class Cluster:
         max_writes: int = 1024,
     ) -> None:
         self.timeouts = Timeouts() if timeouts is None else timeouts
-        self.history = History(
-            min_nodes, nodes if max_nodes is None else max_nodes, keep_alive_interval * keep_alive_max_attempt
-        )
-        self.nodes = [SimulatedNode(f"node-{index}") for index in range(nodes)]
-        self._rng = random.Random(seed)
         self._faults = Faults() if faults is None else faults
+        for name, count in (("nodes", nodes), ("max_writes", max_writes)):
+            if type(count) is not int or count < 1:
+                raise ValueError(f"{name} must be a count of at least 1, not {count!r}")
+        if type(seed) is not int:
+            raise ValueError(f"seed must be a whole number, not {seed!r}")
+        if not isinstance(self.timeouts, Timeouts):
+            raise ValueError(f"timeouts must be a Timeouts, not {timeouts!r}")
+        if not isinstance(self._faults, Faults):
+            raise ValueError(f"faults must be a Faults, not {faults!r}")
+        if not callable(program):
+            raise ValueError(f"program must be a coroutine function that takes a Rendezvous, not {program!r}")
+        max_nodes = nodes if max_nodes is None else max_nodes
+        self._settings: dict[str, Any] = {
+            "run_id": "simulated",
+            "nodes": (min_nodes, max_nodes),
+            "timeouts": self.timeouts,
+            "keep_alive_interval": keep_alive_interval,
+            "keep_alive_max_attempt": keep_alive_max_attempt,
+            "ranks": ranks,
+        }
+        self._label = str(ranks).removeprefix("label:")
+        connect("memory://simulated", labels={self._label: ""}, **self._settings)  # It refuses what is wrong.
+        self.history = History(min_nodes, max_nodes, keep_alive_interval * keep_alive_max_attempt)
+        self.nodes = [SimulatedNode(f"node-{index}", self.history) for index in range(nodes)]
+        self._rng = random.Random(seed)
         self._program = program
-        self._interval = keep_alive_interval
-        self._max_attempt = keep_alive_max_attempt
-        self._ranks = ranks
         self._max_writes = max_writes
+        self._network: Network | None = None
+        self._witness = Witness(self.history)
 
     def __repr__(self) -> str:
         return f"<Cluster {self.nodes!r}>"
 
+    @property
+    def network(self) -> Network:
+        """What lies between the nodes and the server."""
+        return self._entered()
+
+    def _entered(self) -> Network:
+        if self._network is None:
+            raise RuntimeError(f"{self!r} is not entered: use it inside 'async with Cluster(...) as cluster'")
+        return self._network
+
     async def __aenter__(self) -> Cluster:
-        self.network = Network(self._rng, self._faults)
+        loop = virtual_loop()
+        self._handle_others = loop.get_exception_handler()
+        loop.set_exception_handler(self._handle_error)
+        self._network = Network(self._rng, self._faults)
         self._watching = SimulatedBackend(self.network, "observer", "simulated")
         self._seen: Token | None = self.network.server.table.token
-        self._witness = Witness(self.history)
         self.network.server.fanout.add([self._watching.prefix], self._observe)
         return self
 
@@ -168,31 +177,34 @@ class Cluster:
                 running.append(node.task)
         with anyio.CancelScope(shield=True):
             await asyncio.gather(*running, return_exceptions=True)
+        loop = virtual_loop()
+        for group, unseen in take_unseen_errors(loop):
+            if not loop.is_killed(group):
+                self._take_error(group, unseen)
+        loop.set_exception_handler(self._handle_others)
         self.network.server.fanout.remove([self._watching.prefix], self._observe)
+        if error is None or isinstance(error, Exception):  # A failed assertion of the test is then its context.
+            self.history.failures.raise_first()
 
     # What happens to nodes
 
     def start(self, index: int) -> None:
         """Start a node that is down."""
-        node = self.nodes[index]
+        node = self._node(index)
         if node.live:
             return
+        network = self.network
         node.generation += 1
         node.live = True
         node.rendezvous = connect(
-            backend=SimulatedBackend(self.network, node.process, "simulated", self._max_writes),
-            run_id="simulated",
-            nodes=(self.history.min_nodes, self.history.max_nodes),
-            timeouts=self.timeouts,
-            keep_alive_interval=self._interval,
-            keep_alive_max_attempt=self._max_attempt,
-            ranks=self._ranks,
+            backend=SimulatedBackend(network, node.process, "simulated", self._max_writes),
             node=node.name,
             address=node.name,
-            labels={self._ranks.removeprefix("label:"): f"group-{index % 2}"},
+            labels={self._label: f"group-{index % 2}"},
             rng=random.Random(self._rng.getrandbits(64)),
+            **self._settings,
         )
-        node.rendezvous.listen(_Listener(self, node))
+        node.rendezvous.listen(node.listener())
         node.task = virtual_loop().start(node.process, self._live, node.rendezvous, name=node.process)
         ended = partial(self._ended, node, node.process)
         node.task.add_done_callback(ended, context=copy_context())
@@ -206,8 +218,32 @@ class Cluster:
             error = None if task.cancelled() else task.exception()
             if error is not None:
                 self._fault(f"ended by {type(error).__name__}: {error}", node)
+                self.history.failures.add(node.name, now(), error)
             node.live = False
-            self.released(node, "end")
+            node.release("end")
+
+    def _handle_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Take what a task or a callback of a program raised and nobody asked for; the rest is for the one before."""
+        source = context.get("task") or context.get("future") or context.get("handle")
+        if self._take_error(group_of(source), context.get("exception")):
+            return
+        if self._handle_others is not None:
+            self._handle_others(loop, context)
+        else:
+            loop.default_exception_handler(context)
+
+    def _take_error(self, group: Hashable | None, error: BaseException | None) -> bool:
+        """Count an error as the failure of a program, if it is of a node of this cluster."""
+        name = str(group).partition("#")[0]
+        if error is None or not any(name == node.name for node in self.nodes):
+            return False
+        self.history.failures.add(name, now(), error)
+        return True
+
+    def _node(self, index: int) -> SimulatedNode:
+        if type(index) is not int or not 0 <= index < len(self.nodes):
+            raise ValueError(f"there is no node {index!r}: this cluster has the nodes 0 to {len(self.nodes) - 1}")
+        return self.nodes[index]
 
     async def join_all(self) -> list[World]:
         """Start every node that is down, and wait until all is quiet; returns the worlds that nodes hold, by rank."""
@@ -219,7 +255,7 @@ class Cluster:
 
     def crash(self, index: int) -> None:
         """Kill a node, as SIGKILL does: nothing of it ever runs again."""
-        node = self.nodes[index]
+        node = self._node(index)
         if node.live:
             self._fault("crash", node)
             node.live = node.paused = False
@@ -229,7 +265,7 @@ class Cluster:
 
     def leave(self, index: int) -> None:
         """Stop a node in good order: its program is cancelled, and it leaves."""
-        node = self.nodes[index]
+        node = self._node(index)
         if node.live and not node.paused and node.task is not None:
             self._fault("leave", node)
             node.task.cancel()
@@ -237,48 +273,61 @@ class Cluster:
     def restart(self, index: int) -> None:
         """Crash a node if it is up, and start it again as a new process with the same id."""
         self.crash(index)
-        self._fault("restart", self.nodes[index])
+        self._fault("restart", self._node(index))
         self.start(index)
 
-    def pause(self, index: int) -> None:
-        """Freeze a node, as SIGSTOP does: its tasks do not run, its timers run late."""
-        node = self.nodes[index]
+    def pause(self, index: int, *, suspend: bool = False) -> None:
+        """Freeze a node, as SIGSTOP does: its tasks do not run, its timers run late.
+
+        Args:
+            suspend: Its machine sleeps: its timers stand still meanwhile.
+        """
+        node = self._node(index)
         if node.live and not node.paused:
             self._fault("pause", node)
             node.paused = True
-            virtual_loop().freeze(node.process)
+            loop = virtual_loop()
+            (loop.suspend if suspend else loop.freeze)(node.process)
 
     def resume(self, index: int) -> None:
-        """Let a frozen node go on."""
-        node = self.nodes[index]
+        """Let a frozen or suspended node go on."""
+        node = self._node(index)
         if node.paused:
             node.paused = False
             self._fault("resume", node)
             virtual_loop().thaw(node.process)
 
     def partition(self, *sides: Iterable[int]) -> None:
-        """Split the nodes: those of the first side keep the server, all others are cut off it."""
-        heals = {index for side in sides[:1] for index in side}
+        """Split the nodes: those of the first side keep the server; all others, named or not, are cut off it."""
+        named: list[list[SimulatedNode]] = []
+        for side in sides:
+            if not isinstance(side, Iterable):
+                raise ValueError(f"a side of a partition must be a set of node numbers, not {side!r}")
+            named.append([self._node(index) for index in side])
+        if len({node for side in named for node in side}) < sum(len(set(side)) for side in named):
+            raise ValueError(f"a node can be on one side of a partition only, not {sides}")
         self.heal()
-        cut = [node for index, node in enumerate(self.nodes) if index not in heals]
+        cut = [node for node in self.nodes if not named or node not in named[0]]
         self._fault("partition", *cut)
         self.network.cut(*(node.process for node in cut))
 
     def heal(self) -> None:
         """Let everybody who is not crashed reach the server again."""
+        network = self.network
         self._fault("heal")
-        self.network.heal(*(node.process for node in self.nodes))
+        network.heal(*(node.process for node in self.nodes))
 
     def lose_server(self) -> None:
         """Restart the server without its data: a new epoch begins."""
+        network = self.network
         self._fault("lose the server")
         self._witness.forget()
-        self.network.lose_server()
+        network.lose_server()
 
     async def close(self, index: int, reason: str = "") -> None:
         """Close the run in the name of a node, from where it is; raises if the network is in the way."""
-        node = self.nodes[index]
-        self.history.add(CloseCalled(_now(), node.name))
+        node = self._node(index)
+        self.history.add(CloseCalled(now(), node.name))
         with answer_within(self.timeouts.close, "close the run"):
             await close_run(SimulatedBackend(self.network, node.process, "simulated"), reason, node.name)
 
@@ -286,16 +335,23 @@ class Cluster:
         """Wait until everything is quiet: one round held by all that can be in it, or too few for one, or closed.
 
         Raises:
-            NotSettledError: It is not, within so many seconds; the text says how things stand.
+            NotSettledError: It is not, ``within`` that many seconds; the text says how things stand.
+            Exception: Whatever the program of a node failed with.
         """
-        longest = self.timeouts.last_call + 6 * self.history.ttl + 30 if within is None else within
+        self._entered()
+        longest = self.timeouts.last_call + 6 * self.history.ttl + 30
+        if within is not None:
+            longest = check_seconds("within", within)
         deadline = anyio.current_time() + longest
-        while not self._is_quiet():
+        while True:
+            self.history.failures.raise_first()
+            if self._is_quiet():
+                break
             if anyio.current_time() >= deadline:
                 raise NotSettledError(f"not settled after {longest:g} s: {self._describe()}")
             await anyio.sleep(LOOK_EVERY)
         live = tuple(node.name for node in self.nodes if node.live)
-        self.history.add(Settled(_now(), live, tuple(self._witness.roster)))
+        self.history.add(Settled(now(), live, tuple(self._witness.roster)))
 
     # What the backend and the nodes say
 
@@ -330,18 +386,7 @@ class Cluster:
         self._seen = listing.token
         if listing.complete:
             self._witness.forget()
-        self._witness.take(_now(), listing.relative_to(self._watching.prefix).entries)
-
-    def believed(self, node: SimulatedNode, world: World) -> None:
-        """Write down that a node has joined."""
-        node.holds = world
-        self.history.add(Believed(_now(), node.name, world.round, world.rank, world.size, str(world.token)))
-
-    def released(self, node: SimulatedNode, why: str) -> None:
-        """Write down that a node no longer holds its world."""
-        if node.holds is not None:
-            self.history.add(Released(_now(), node.name, node.holds.round, why))
-            node.holds = None
+        self._witness.take(now(), listing.relative_to(self._watching.prefix).entries)
 
     def returns(self, rendezvous: Rendezvous) -> None:
         """Write down that a program goes back to the barrier by its own choice, with nothing that made it.
@@ -351,40 +396,7 @@ class Cluster:
         """
         for node in self.nodes:
             if node.rendezvous is rendezvous and node.live:
-                self.released(node, "returns")
+                node.release("returns")
 
     def _fault(self, kind: str, *nodes: SimulatedNode) -> None:
-        self.history.add(Fault(_now(), kind, tuple(node.name for node in nodes)))
-
-
-class _Listener:
-    """Turns the events of one process into records; of a process that is no more, it hears nothing."""
-
-    def __init__(self, cluster: Cluster, node: SimulatedNode) -> None:
-        self._cluster = cluster
-        self._node = node
-        self._process = node.process
-
-    def __call__(self, event: Event) -> None:
-        node, cluster = self._node, self._cluster
-        if node.process != self._process or not node.live:
-            return
-        match event.kind:
-            case EventKind.JOINED:
-                assert node.rendezvous is not None
-                assert node.rendezvous.world is not None
-                cluster.released(node, "joined again")
-                cluster.believed(node, node.rendezvous.world)
-            case EventKind.ARRIVED | EventKind.EVICTED | EventKind.CLOSED | EventKind.SESSION_LOST:
-                cluster.released(node, event.kind)
-            case EventKind.CLOSING:
-                cluster.history.add(CloseCalled(_now(), node.name))
-            case EventKind.LEFT:
-                cluster.released(node, event.kind)
-                cluster.history.add(Left(_now(), node.name))
-            case _:
-                pass
-
-
-def _now() -> float:
-    return round(asyncio.get_running_loop().time(), 9)  # what anyio.current_time() says, and cheaper
+        self.history.add(Fault(now(), kind, tuple(node.name for node in nodes)))

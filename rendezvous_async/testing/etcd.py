@@ -260,6 +260,7 @@ class EtcdCluster:
         self.members: tuple[EtcdMember, ...] = ()
         self.token = f"rendezvous-{os.getpid()}-{id(self):x}"
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._pid = os.getpid()
 
     def __repr__(self) -> str:
         return f"<EtcdCluster {self.endpoint}>"
@@ -316,7 +317,9 @@ class EtcdCluster:
                     raise TimeoutError(f"{member!r} does not serve after {timeout:g} s:\n{member.log()}")
 
     def stop(self) -> None:
-        """End every member at once and delete the data."""
+        """End every member at once and delete the data; a forked child leaves its parent's alone."""
+        if os.getpid() != self._pid:
+            return
         for member in self.members:
             member.kill()
         if self._folder is not None:

@@ -12,7 +12,7 @@ import asyncio
 import gc
 import sys
 import warnings
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from inspect import CORO_CREATED, getcoroutinestate, iscoroutine
@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 from rendezvous_async.testing.jobs import Job
 
-__all__ = ["GROUP", "GroupTask", "Groups"]
+__all__ = ["GROUP", "GroupTask", "Groups", "group_of", "take_unseen_errors"]
 
 T = TypeVar("T")
 
@@ -39,9 +39,32 @@ class GroupTask(asyncio.Task[T]):
     context: Context
     abandoned: bool
 
+    def __init__(self, coro: Coroutine[Any, Any, T], **options: Any) -> None:
+        super().__init__(coro, **options)
+        _tasks.add(self)
+
     @property
     def group(self) -> Hashable | None:
         return self.context.get(GROUP)
+
+
+_tasks: WeakSet[GroupTask[Any]] = WeakSet()
+
+
+def take_unseen_errors(loop: asyncio.AbstractEventLoop) -> list[tuple[Hashable | None, BaseException]]:
+    """Return what tasks failed with that nobody has asked for, each with its group, in the order of their making.
+
+    It reads the flag by which asyncio itself knows that an exception was never retrieved: nothing public tells.
+    """
+    failed = [task for task in _tasks if task._log_traceback and task.get_loop() is loop]
+    failed.sort(key=lambda task: task.number)
+    return [(task.group, error) for task in failed if (error := task.exception()) is not None]
+
+
+def group_of(thing: object) -> Hashable | None:
+    """Return the group of a task or of a callback's handle; None if it has none."""
+    context = getattr(thing, "context", None)
+    return context.get(GROUP) if isinstance(context, Context) else None
 
 
 class Groups:
@@ -49,6 +72,8 @@ class Groups:
 
     def __init__(self) -> None:
         self.frozen: dict[Hashable, list[Job]] = {}
+        self.suspended: dict[Hashable, float] = {}
+        self.slept: dict[Hashable | None, float] = {}
         self.killed: set[Hashable] = set()
         self.burying = False
         self.ended = False
@@ -68,6 +93,13 @@ class Groups:
             self.drop(job)
             return True
         return False
+
+    def wake(self, group: Hashable, now: float) -> float:
+        """Note for how long a group was suspended, and return it; its clock is behind by that from now on."""
+        slept = now - self.suspended.pop(group, now)
+        if slept:
+            self.slept[group] = self.slept.get(group, 0.0) + slept
+        return slept
 
     def drop(self, job: Job) -> None:
         """Forget a job of a killed group; an error that it should have been told counts as told."""

@@ -12,6 +12,8 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from rendezvous_async.testing.failures import Failures
+
 __all__ = [
     "Arrived",
     "Believed",
@@ -147,12 +149,14 @@ class History:
         min_nodes: What the run was started with.
         max_nodes: What the run was started with.
         ttl: Of every node's session.
+        failures: What programs failed with; ``check`` raises it. The records tell of it too, as faults.
     """
 
     def __init__(self, min_nodes: int, max_nodes: int, ttl: float) -> None:
         self.min_nodes = min_nodes
         self.max_nodes = max_nodes
         self.ttl = ttl
+        self.failures = Failures()
         self._records: list[Record] = []
 
     def __repr__(self) -> str:

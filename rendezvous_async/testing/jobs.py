@@ -30,13 +30,12 @@ class Job(asyncio.TimerHandle):
         args: tuple[Any, ...],
         context: Context | None,
         due: float = 0.0,
-        timers: Timers | None = None,
     ) -> None:
         self.callback: Callable[..., object] | None = callback
         self.args = args
         self.context = copy_context() if context is None else context
         self.due = due
-        self.timers = timers
+        self.timers: Timers | None = None
 
     def __repr__(self) -> str:
         return f"<Job {describe_callback(self.callback)}>"
@@ -77,7 +76,16 @@ class Timers:
 
     def add(self, job: Job) -> None:
         self._made += 1
+        job.timers = self
         heapq.heappush(self._heap, (job.due, self._made, job))
+
+    def put_off(self, seconds: float, concerned: Callable[[Job], bool]) -> None:
+        """Let some timers be due later."""
+        for _, _, job in self._heap:
+            if concerned(job):
+                job.due += seconds
+        self._heap = [(job.due, number, job) for _, number, job in self._heap]
+        heapq.heapify(self._heap)
 
     def one_is_cancelled(self) -> None:
         """Take note of it: when most of the timers are cancelled, they go."""

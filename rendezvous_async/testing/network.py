@@ -9,6 +9,7 @@ library itself must cope with every unknown outcome. Watches lag, and go on wher
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 from contextvars import copy_context
@@ -17,6 +18,7 @@ from typing import TypeVar
 import anyio
 import msgspec
 
+from rendezvous_async import clock
 from rendezvous_async.backends.base import (
     Backend,
     Commit,
@@ -59,10 +61,15 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in ("drop_request", "drop_reply", "late"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be a probability from 0 to 1, not {getattr(self, name)!r}")
-        if self.delay < 0 or self.lateness < 0:
-            raise ValueError(f"delay and lateness must not be negative: {self.delay!r}, {self.lateness!r}")
+            if not (_is_number(chance := getattr(self, name)) and 0 <= chance <= 1):
+                raise ValueError(f"{name} must be a probability from 0 to 1, not {chance!r}")
+        for name in ("delay", "lateness"):
+            if not (_is_number(seconds := getattr(self, name)) and 0 <= seconds < math.inf):
+                raise ValueError(f"{name} must be a finite number of seconds, 0 or more, not {seconds!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class Network:
@@ -181,7 +188,7 @@ class SimulatedBackend(Backend):
         self.network = network
         self.node = node
         self.max_writes = max_writes
-        self.heard_at = anyio.current_time()
+        self.heard_at = clock.now()
 
     async def _get(self, key: str) -> Entry | None:
         return await self._call(lambda table: table.get(key))
@@ -196,8 +203,8 @@ class SimulatedBackend(Backend):
         return _SimulatedWatch(self, names, after)
 
     async def open_session(self, ttl: float) -> Session:
-        sent_at = anyio.current_time()
-        id = await self._call(lambda table: table.open_session(ttl, anyio.current_time()))
+        sent_at = clock.lease_now()
+        id = await self._call(lambda table: table.open_session(ttl, clock.now()))
         return _SimulatedSession(id, ttl, sent_at, self)
 
     async def _begin(
@@ -208,10 +215,10 @@ class SimulatedBackend(Backend):
         when: tuple[Condition, ...],
         watch: Watch | None,
     ) -> tuple[Session, Commit | None]:
-        sent_at = anyio.current_time()
+        sent_at = clock.lease_now()
 
         def begin(table: Table) -> tuple[str, Commit]:
-            id = table.open_session(ttl, anyio.current_time())
+            id = table.open_session(ttl, clock.now())
             return id, table.commit(owned(writes, id), when)
 
         with answer_within(*patience):
@@ -227,7 +234,7 @@ class SimulatedBackend(Backend):
 
     async def _call(self, operation: Callable[[Table], T]) -> T:
         result = await self.network.call(self.node, operation)
-        self.heard_at = anyio.current_time()
+        self.heard_at = clock.now()
         return result
 
 
@@ -237,7 +244,7 @@ class _SimulatedSession(Session):
         self._backend = backend
 
     async def _refresh(self) -> None:
-        if not await self._backend._call(lambda table: table.keep_alive(self.id, anyio.current_time())):
+        if not await self._backend._call(lambda table: table.keep_alive(self.id, clock.now())):
             self.lost.set()
             raise RendezvousSessionError(f"session {self.id} has ended")
 
@@ -277,7 +284,7 @@ class _SimulatedWatch(Watch):
         self._under_way = False
         if self.backend.network.reaches(self.backend.node):
             self._inbox = listing
-            self.backend.heard_at = anyio.current_time()
+            self.backend.heard_at = clock.now()
             self._delivered.set()
 
     async def _next(self) -> Listing:

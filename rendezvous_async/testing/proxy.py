@@ -22,7 +22,7 @@ import random
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, cast
 
 import anyio
 
@@ -224,8 +224,7 @@ class _Flow(asyncio.Protocol):
         return self._pair.flows[self._other_direction]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
 
     def data_received(self, data: bytes) -> None:
         if self._pair.proxy.listen_in is not None:

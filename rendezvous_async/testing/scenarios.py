@@ -76,7 +76,10 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def scenario_of(seed: int, nodes: int | None = None, actions: int | None = None) -> Scenario:
-    """Return the scenario that a seed stands for; the size can be given."""
+    """Return the scenario that a seed stands for; the number of nodes and of faults can be given."""
+    for name, given, least in (("nodes", nodes, 1), ("actions", actions, 0)):
+        if given is not None and (type(given) is not int or given < least):
+            raise ValueError(f"{name} must be a count of at least {least}, not {given!r}")
     rng = random.Random(seed)
     count = rng.randint(2, 6) if nodes is None else nodes
     max_nodes = rng.randint(1, count)
@@ -110,6 +113,7 @@ def simulate(scenario: Scenario, watch: Callable[[History], None] = check) -> Re
         BrokenGuaranteeError: A guarantee does not hold.
         NotSettledError: Faults have stopped, and no round forms.
         VirtualTimeError: Something hangs or spins.
+        Exception: Whatever a node failed with.
     """
     history, unsettled = run(_play, scenario, seed=scenario.seed, spin_limit=SPIN_LIMIT)
     watch(history)  # A breach of safety says more than that nothing happens any more, so it comes first.

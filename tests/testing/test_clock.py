@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from time import monotonic
 from typing import Any
+from weakref import ref
 
 import anyio
 import anyio.to_thread
@@ -654,12 +655,14 @@ class TestTheEnd:
 
     def test_nothing_stays_in_memory(self) -> None:
         async def main() -> None:
+            loops.append(ref(virtual_loop()))
             with anyio.fail_after(100):
                 await anyio.sleep(1)
 
+        loops: list[ref[VirtualLoop]] = []
         run(main)
         gc.collect()
-        assert not [thing for thing in gc.get_objects() if isinstance(thing, VirtualLoop)]
+        assert [loop() for loop in loops] == [None]
 
     @pytest.mark.parametrize("seed", [None, 1])
     @pytest.mark.parametrize("busy", ["timers", "spin", "blocked"])

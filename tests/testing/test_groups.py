@@ -539,6 +539,7 @@ class TestKilling:
                 del big
 
         async def main() -> None:
+            loops.append(ref(virtual_loop()))
             for number in range(20):
                 virtual_loop().start(number, process)
             await anyio.sleep(1)
@@ -547,12 +548,13 @@ class TestKilling:
             await anyio.sleep(1)
 
         world = World()
+        loops: list[ref[VirtualLoop]] = []
         references: list[ref[Big]] = []
         run(main, seed=seed)
         gc.collect()
         assert len(references) == 20
         assert [reference() for reference in references] == [None] * 20
-        assert not [thing for thing in gc.get_objects() if isinstance(thing, VirtualLoop)]
+        assert [loop() for loop in loops] == [None]
 
 
 SCRIPT = """

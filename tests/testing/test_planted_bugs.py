@@ -24,6 +24,7 @@ from rendezvous_async.core.ranks import Candidate
 from rendezvous_async.core.rules import Change, Joined, Notes, Wait
 from rendezvous_async.core.state import Head, Last, Phase, Seat
 from rendezvous_async.core.tally import Tally
+from rendezvous_async.keep_alive import KeepAlive
 from rendezvous_async.settings import Settings
 from rendezvous_async.store import Store
 from rendezvous_async.testing import scenarios as simulation
@@ -35,7 +36,7 @@ from rendezvous_async.testing.network import Faults, _SimulatedWatch
 Plant = Callable[[MonkeyPatch], None]
 Play = Callable[[int], None]
 BUGS: dict[str, tuple[Plant, frozenset[str], Play]] = {}
-SEEDS = 120
+SEEDS = 400
 
 
 def random_scenario(seed: int) -> None:
@@ -88,10 +89,10 @@ def bug(*caught_by: str, scenario: Play = random_scenario) -> Callable[[Plant], 
 def leaving_closes_for_all(patch: MonkeyPatch) -> None:
     end = membership.Membership.end
 
-    async def broken(self: membership.Membership) -> bool:
+    async def broken(self: membership.Membership, *args: Any) -> bool:
         with anyio.move_on_after(1):
             await close_run(self._backend, "left", self._who.node, self._who.settings)
-        return await end(self)
+        return await end(self, *args)
 
     patch.setattr(membership.Membership, "end", broken)
 
@@ -112,16 +113,16 @@ def a_clock_that_is_an_hour_off(patch: MonkeyPatch) -> None:
 def a_node_never_counts_itself_out(patch: MonkeyPatch) -> None:
     patch.setattr(membership.Membership, "is_out", property(lambda self: self.error is not None))
 
-    async def broken(self: membership.Membership) -> None:
+    async def broken(self: KeepAlive) -> None:
         while True:
             await anyio.sleep(self._who.interval)
             with anyio.move_on_after(self._who.interval):
                 try:
-                    await self.session.keep_alive()
+                    await self._session.keep_alive()
                 except Exception:
                     continue
 
-    patch.setattr(membership.Membership, "_keep_alive", broken)
+    patch.setattr(KeepAlive, "run", broken)
 
 
 def _unfenced(*dropped: str) -> Callable[..., Awaitable[Commit]]:

@@ -85,7 +85,8 @@ def test_a_node_that_fails_is_caught(monkeypatch: MonkeyPatch) -> None:
     async def broken(self: Store, key: str, value: str) -> None:
         raise KeyError(key)
 
-    assert "no_node_fails" in caught_by(monkeypatch, Store, "set", broken)
+    with pytest.raises(KeyError, match="progress of"):
+        caught_by(monkeypatch, Store, "set", broken)
 
 
 def test_an_error_that_is_only_logged_is_caught(monkeypatch: MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ the same for the TCP server and for the file backend; a file that is compacted i
 from __future__ import annotations
 
 import os
-import struct
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -16,8 +15,9 @@ from pathlib import Path
 import msgspec
 
 from rendezvous_async.backends.base import Entry, Token
-from rendezvous_async.backends.frames import MAX_SNAPSHOT, read_records, replay, unframe
-from rendezvous_async.backends.table import Snapshot, Table
+from rendezvous_async.backends.frames import read_records, replay, unframe
+from rendezvous_async.backends.head import VERSIONS, read_snapshot
+from rendezvous_async.backends.table import Table
 from rendezvous_async.testing.etcd import EtcdMember
 from rendezvous_async.testing.etcd_history import EtcdHistory
 
@@ -52,9 +52,6 @@ class Follower(ABC):
 
 class LogFollower(Follower):
     """Follows a log file (``backends/log.py``), whoever writes it."""
-
-    _HEADER = struct.Struct(">8sHxxQ")
-    _HEADER_SIZE = _HEADER.size + 4
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -100,10 +97,7 @@ class LogFollower(Follower):
         self.close()
         self._fd = fd
         data = memoryview(self._read(0))
-        head = unframe(data, self._HEADER_SIZE, MAX_SNAPSHOT)
-        assert head is not None, f"{self._path} has no sound snapshot"
-        snapshot = msgspec.msgpack.decode(head[0], type=Snapshot)
-        self._at = head[1]
+        snapshot, self._at = read_snapshot(data, VERSIONS[-1])
         before, self._table = self._table, Table.restore(snapshot, 0.0)
         self._table.take_changed()
         self.epoch = snapshot.epoch

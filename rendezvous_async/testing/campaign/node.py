@@ -16,6 +16,7 @@ import sys
 import anyio
 import msgspec
 
+from rendezvous_async import clock
 from rendezvous_async.backends import open_backend
 from rendezvous_async.backends.base import Condition, Put
 from rendezvous_async.connecting import connect
@@ -91,13 +92,13 @@ class NodeProcess:
                 rng=random.Random(f"{options.seed}/ids"),
             ) as self._rendezvous:
                 self._rendezvous.listen(self._heard)
-                self._notebook.note(Up(anyio.current_time(), options.node))
+                self._notebook.note(Up(clock.now(), options.node))
                 async with anyio.create_task_group() as group:
                     group.start_soon(self._obey)
                     why = await self._live()
                     group.cancel_scope.cancel()
         self._release("end")
-        self._notebook.note(Done(anyio.current_time(), options.node, why))
+        self._notebook.note(Done(clock.now(), options.node, why))
 
     async def _obey(self) -> None:
         reader = asyncio.StreamReader()
@@ -133,7 +134,7 @@ class NodeProcess:
         """Use the world until it changes, or, if this node is not calm, until it has had enough of it."""
         patience = self._options.pace * (2 + 15 * self._rng.random())
         with anyio.CancelScope() as self._enough:
-            self._enough.deadline = math.inf if self._calm else anyio.current_time() + patience
+            self._enough.deadline = math.inf if self._calm else clock.now() + patience
             async with world.until_changed():
                 while True:
                     try:
@@ -150,7 +151,7 @@ class NodeProcess:
     async def _use(self, world: World) -> None:
         members = [(member.rank, member.node) for member in await world.members()]
         token = str(world.token)
-        self._notebook.note(Members(anyio.current_time(), world.node, world.round, token, tuple(members)))
+        self._notebook.note(Members(clock.now(), world.node, world.round, token, tuple(members)))
         while True:
             match self._rng.randrange(4):
                 case 0:
@@ -200,11 +201,11 @@ class NodeProcess:
 
     def _release(self, why: str) -> None:
         if self._holds is not None:
-            self._notebook.note(Released(anyio.current_time(), self._options.node, self._holds.round, why))
+            self._notebook.note(Released(clock.now(), self._options.node, self._holds.round, why))
             self._holds = None
 
     def _note(self, kind: str, round: int, detail: str) -> None:
-        self._notebook.note(Heard(anyio.current_time(), self._options.node, kind, round, detail[:300]))
+        self._notebook.note(Heard(clock.now(), self._options.node, kind, round, detail[:300]))
 
 
 async def main() -> None:

@@ -63,7 +63,6 @@ class TcpStage(Stage):
         self._pause = 0.0
         self._ending = False
         self._server = Child("server", self.folder)
-        self._up = anyio.Event()
         self._stack.push_async_callback(self._end)
         self._group.start_soon(self._look_after)
         with anyio.fail_after(START * self.pace):

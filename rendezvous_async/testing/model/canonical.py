@@ -139,7 +139,7 @@ def _without_the_past(
     ):
         seat = None
     if head is not None:
-        head = HeadRow(head.round, 1, head.attempt, head.size, 0, 0, head.token)
+        head = HeadRow(head.round, 1, head.attempt, head.size, token=head.token)
         given = [seat, state.seats[index], *(s for i, s in planned.get(head.attempt, ()) if i == index)]
         if not any(s is not None and s.attempt == head.attempt and s.arrival == node.arrival for s in given):
             head = None

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from rendezvous_async.backends.base import Backend, Put
 from rendezvous_async.coordinator import _batches
 from rendezvous_async.core import rules
-from rendezvous_async.core.rules import Admission, Change, Form, Joined, Notes, Rewrite, Step, Wait
+from rendezvous_async.core.rules import Admission, Change, Form, HandOver, Joined, Notes, Rewrite, Step, Wait
 from rendezvous_async.core.state import Closed, Head, Last, Node, Phase, Seat, seat_key
 from rendezvous_async.core.tally import Tally, tally_of
 from rendezvous_async.settings import Settings
@@ -174,6 +174,7 @@ class Protocol:
                 attempt=str(row.attempt or ""),
                 size=row.size,
                 waiting=row.waiting,
+                returned=row.returned,
                 lost=row.lost,
                 token=None if row.token is None else ("", row.token),
                 closed=Closed("", "") if row.closed else None,
@@ -204,6 +205,8 @@ class Protocol:
                 return row_of(rewritten)
             case Form(head=formed, seats=given):
                 return self._forming(head.round, formed, given)
+            case HandOver():
+                raise AssertionError(f"{decision}: all nodes of the model have the same settings")
 
     def _forming(self, old: int, head: Head, given: dict[str, Seat]) -> Forming:
         seats: tuple[SeatRow | None, ...] = (None,) * self.config.nodes
@@ -284,6 +287,7 @@ def row_of(head: Head) -> HeadRow:
         int(head.attempt or 0),
         head.size,
         head.waiting,
+        head.returned,
         head.lost,
         None if head.token is None else head.token[1],
         int(head.closed is not None),

@@ -58,6 +58,7 @@ class HeadRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     attempt: int = 0
     size: int = 0
     waiting: int = 0
+    returned: int = 0
     lost: int = 0
     token: int | None = None
     closed: int = 0

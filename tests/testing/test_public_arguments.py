@@ -1,0 +1,103 @@
+"""Arguments of the testing package that users may pass and no other test does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rendezvous_async.backends.tcp import serve
+from rendezvous_async.connecting import connect
+from rendezvous_async.testing import (
+    BrokenGuaranteeError,
+    History,
+    Operation,
+    Proxy,
+    check_linearizable,
+    scenario_of,
+    simulate,
+)
+from rendezvous_async.testing.history import Formed
+
+_CONFTEST = 'pytest_plugins = ["rendezvous_async.testing.fixtures"]\n'
+_TESTS = """
+import anyio, pytest
+from rendezvous_async.backends.base import Put
+from rendezvous_async.testing import virtual_loop
+
+def test_in_virtual_time(virtual, capsys):
+    async def an_hour():
+        await anyio.sleep(3600)
+        return anyio.current_time(), virtual_loop()._random.random()
+
+    now, drawn = virtual(an_hour)
+    assert now == 3600
+    with capsys.disabled():
+        print("drawn", drawn)
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_backends_of_one_store(memory_backends):
+    one, other = memory_backends("run"), memory_backends("run")
+    await one.commit(Put("key", b"value"))
+    assert (await other.get("key")).value == b"value"
+"""
+
+
+def run_pytest(folder: Path, *arguments: str) -> str:
+    command = [sys.executable, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, *arguments, str(folder)], cwd=folder, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
+    return next(line for line in done.stdout.splitlines() if line.startswith("drawn"))
+
+
+def test_the_fixtures_in_a_project_of_somebody_else(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(_CONFTEST)
+    (tmp_path / "test_it.py").write_text(_TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    assert run_pytest(tmp_path) != run_pytest(tmp_path, "--rdzv-seed=8")
+
+
+def test_a_scenario_of_some_size_and_length() -> None:
+    scenario = scenario_of(7, nodes=4, actions=2)
+    assert (scenario.nodes, scenario.actions) == (4, 2)
+    seen: list[History] = []
+    report = simulate(scenario, seen.append)
+    assert report.rounds == len(seen[0].of(Formed)) > 0
+
+
+@pytest.mark.parametrize("wrong", [{"nodes": 0}, {"nodes": -1}, {"nodes": True}, {"nodes": "3"}, {"actions": -1}])
+def test_a_scenario_of_a_wrong_size_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        scenario_of(7, **wrong)
+
+
+def test_whoever_watches_a_scenario_may_raise() -> None:
+    def dislike(history: History) -> None:
+        raise BrokenGuaranteeError("taste", f"{history}")
+
+    with pytest.raises(BrokenGuaranteeError, match="taste"):
+        simulate(scenario_of(7, nodes=2, actions=0), watch=dislike)
+
+
+def test_what_every_key_holds_at_first() -> None:
+    read = Operation("key", "read", 0.0, 1.0, value=b"old", client="somebody")
+    check_linearizable([read], initial=b"old")
+    with pytest.raises(AssertionError, match="not linearizable"):
+        check_linearizable([read])
+
+
+async def test_a_proxy_listens_where_it_is_told() -> None:
+    async with serve("127.0.0.1", 0) as server:
+        port = int(server.endpoint.rpartition(":")[2])
+        async with Proxy("127.0.0.1", port, listen="127.0.0.2") as proxy:
+            endpoint = f"tcp://127.0.0.2:{proxy.port}?is_host=false"
+            async with connect(endpoint, run_id="run", nodes=1) as rendezvous:
+                assert (await rendezvous.join()).size == 1
+            assert proxy.accepted == 1
