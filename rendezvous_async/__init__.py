@@ -5,9 +5,9 @@
     import rendezvous_async as rdzv
 
     async with rdzv.connect("tcp://head:29400", run_id="job-7", nodes="2:4") as rendezvous:
-        world = await rendezvous.join()
-        async with world.until_changed():
-            await train(world.rank, world.size)
+        async for world in rendezvous.worlds():
+            async with world.until_changed():
+                await train(world.rank, world.size)
 
 A map of the package, from the inside out; imports go only this way:
 
@@ -18,8 +18,8 @@ A map of the package, from the inside out; imports go only this way:
 * ``addresses``: how others reach this machine
 * ``participant``, ``view``, ``control``: a node as it takes part; what it sees of a run; what anybody can do to it
 * ``coordinator``, ``store``: folding the roster into rounds; a round's own key-value store
-* ``membership``, ``world``, ``owner``, ``handler``, ``connecting``: a node's session, its round, the owner of all
-  tasks, the rendezvous as a user holds it, and how to get one
+* ``arrival``, ``membership``, ``world``, ``owner``, ``handler``, ``connecting``: how a node arrives, its session, its
+  round, the owner of all tasks, the rendezvous as a user holds it, and how to get one
 * ``sync``, ``torchrun``, ``plugin``: the classic's blocking interface; torch's handler over it; where torchrun finds it
 * ``cli``, ``testing``: the ``rdzv`` command; the simulator and the conformance kit
 """
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from rendezvous_async.errors import (
         RendezvousClosedError,
         RendezvousConnectionError,
+        RendezvousDisplacedError,
         RendezvousError,
         RendezvousFencedError,
         RendezvousGracefulExitError,
@@ -78,6 +79,7 @@ __all__ = [
     "Rendezvous",
     "RendezvousClosedError",
     "RendezvousConnectionError",
+    "RendezvousDisplacedError",
     "RendezvousError",
     "RendezvousFencedError",
     "RendezvousGracefulExitError",
@@ -122,6 +124,7 @@ _HOMES = {
     "errors": (
         "RendezvousClosedError",
         "RendezvousConnectionError",
+        "RendezvousDisplacedError",
         "RendezvousError",
         "RendezvousFencedError",
         "RendezvousGracefulExitError",

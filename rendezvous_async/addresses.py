@@ -1,6 +1,6 @@
 """The address by which others reach this machine, free ports, and endpoints in the classic's form.
 
-All of it blocks, for as long as a name server takes: on a loop, call it in a worker thread.
+Most of it blocks, for as long as a name server takes: on a loop, call it in a worker thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ __all__ = [
     "find_local_address",
     "get_free_port",
     "get_socket_with_port",
+    "is_elsewhere",
+    "is_loopback",
     "is_only_here",
+    "known_address",
     "parse_rendezvous_endpoint",
 ]
 
@@ -79,7 +82,7 @@ def find_local_address(host: str | None = None, port: int = 9) -> str:
             return found
     own = _resolve(socket.gethostname())
     for address in own:
-        if not ipaddress.ip_address(address).is_loopback:
+        if not is_loopback(address):
             return address
     for place, any_port in _NOWHERE:
         found = _source_toward(place, any_port)
@@ -88,25 +91,58 @@ def find_local_address(host: str | None = None, port: int = 9) -> str:
     return own[0] if own else "127.0.0.1"
 
 
-def address_toward(endpoint: Endpoint) -> str:
-    """Return the address of this machine that the other nodes can reach, as far as the endpoint tells."""
+def address_toward(endpoint: Endpoint, source: str = "") -> str:
+    """Return the address of this machine that the other nodes can reach, as far as the endpoint tells.
+
+    Ask once the endpoint was reached: before that its name may not be known, and the answer would be a guess.
+
+    Args:
+        endpoint: Where the run's state lives.
+        source: The address of the connection by which it was reached, if it is known.
+    """
+    known = known_address(endpoint, source)
+    if known:
+        return known
     if is_only_here(endpoint):
-        return "127.0.0.1" if endpoint.scheme == "memory" else find_local_address(*endpoint.hosts[0])
-    host, port = endpoint.hosts[0] if endpoint.hosts else (None, 0)
-    address = find_local_address(host, port)
-    # The endpoint is on this machine, but the others may be elsewhere: a local etcd may be one of a cluster, and many
-    # systems have their own name stand for a loopback address.
-    return find_local_address() if ipaddress.ip_address(address).is_loopback else address
+        return find_local_address(*endpoint.hosts[0])
+    for host, port in endpoint.hosts:
+        found = known_address(endpoint, _source_toward(host, port) or "")
+        if found:
+            return found
+    return find_local_address()
+
+
+def known_address(endpoint: Endpoint, source: str) -> str:
+    """Return the same as far as it can be told at once, without a look-up; empty if it cannot."""
+    if endpoint.scheme == "memory":
+        return "127.0.0.1"
+    if is_only_here(endpoint):
+        host = endpoint.hosts[0][0]
+        return "" if host == "localhost" else host
+    # A loopback address: the endpoint is on this machine, but the others may be elsewhere. A local etcd may be one of a
+    # cluster, and many systems have their own name stand for a loopback address. A link-local address needs its zone,
+    # which means nothing to others.
+    return "" if not source or "%" in source or is_loopback(source) else source
+
+
+def is_loopback(address: str) -> bool:
+    """Tell whether only its own machine can reach an address."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(address).is_loopback
+    return address == "localhost"
+
+
+def is_elsewhere(address: str) -> bool:
+    """Tell whether an address, or a name, is for sure not one of this machine."""
+    found = _resolve(address)
+    return bool(found) and not any(is_loopback(each) or _is_local(each) for each in found)
 
 
 def is_only_here(endpoint: Endpoint) -> bool:
     """Tell whether all nodes of an endpoint must be on this machine: it is one that others cannot mean."""
     if endpoint.scheme != "tcp":
         return endpoint.scheme == "memory"
-    host = endpoint.hosts[0][0]
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
+    return is_loopback(endpoint.hosts[0][0])
 
 
 def _source_toward(host: str, port: int) -> str | None:
@@ -117,6 +153,15 @@ def _source_toward(host: str, port: int) -> str | None:
             sock.connect((address, port or 9))
             return str(sock.getsockname()[0])
     return None
+
+
+def _is_local(address: str) -> bool:
+    """Tell whether this machine has an address, by asking the kernel."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.bind((address, 0))
+        return True
+    return False
 
 
 def _resolve(host: str) -> list[str]:

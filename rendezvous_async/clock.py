@@ -1,11 +1,21 @@
-"""Time enters here and nowhere else: the event loop's own clock, and how long an answer may take.
+"""Time enters here and nowhere else: two clocks, and how long an answer may take.
 
-The clock is the loop's: monotonic, never compared with another machine's, and virtual under test.
+Both clocks are monotonic, never compared with another machine's, and virtual under test. They differ when the machine
+is suspended:
+
+* ``now()`` is the event loop's clock, which stands still meanwhile. It is for timers, and for patience with others: a
+  server, an observer of files or a caller that slept must not conclude on waking that everybody else was silent.
+* ``lease_now()`` goes on meanwhile. It is for what a node believes of itself: the others' clocks went on, so they may
+  have formed the next round without it. Deadlines of sessions are by this clock.
+
+Timers stand still as well. So a node looks at its deadline before it uses its world, and its next keep-alive, which is
+late by less than an interval after waking, tells everybody who only waits.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextvars import Context
 from types import TracebackType
@@ -15,12 +25,45 @@ import anyio
 
 from rendezvous_async.errors import RendezvousConnectionError
 
-__all__ = ["Alarm", "Patience", "answer_within", "now"]
+__all__ = ["Alarm", "Patience", "answer_within", "check_asyncio", "lease_now", "now"]
+
+_COUNTS_SUSPENSION = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Linux has a clock of its own for that. On macOS and BSD the monotonic one does it."""
+
+
+def check_asyncio() -> None:
+    """Raise unless an asyncio event loop runs here: sockets and timers are asyncio's own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            "rendezvous_async needs asyncio, and no asyncio event loop is running here: start your program with "
+            "asyncio.run(main()) or anyio.run(main); it does not run under trio"
+        ) from None
 
 
 def now() -> float:
     """Return the time in seconds; the same as ``anyio.current_time()``, which costs six times as much."""
     return asyncio.get_running_loop().time()
+
+
+def lease_now(loop: asyncio.AbstractEventLoop | None = None) -> float:
+    """Return the time in seconds by a clock that also counts while the machine is suspended.
+
+    It shows what ``now()`` shows as long as the machine has not been suspended since this process began.
+
+    Args:
+        loop: For other threads: whose time to return. A loop in virtual time has a ``lease_time()``.
+    """
+    virtual = getattr(loop or asyncio.get_running_loop(), "lease_time", None)
+    return _awake_and_asleep() - _SLEPT_BEFORE if virtual is None else float(virtual())
+
+
+def _awake_and_asleep() -> float:
+    return time.clock_gettime(_COUNTS_SUSPENSION)
+
+
+_SLEPT_BEFORE = _awake_and_asleep() - time.monotonic()
 
 
 class Patience(NamedTuple):

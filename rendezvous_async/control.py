@@ -123,5 +123,8 @@ async def purge_run(backend: Backend) -> bool:
     head = read_head(state)
     if (head is not None and head.closed is None) or (await backend.list(NODES)).entries:
         return False
-    commit = await backend.commit(Delete(""), when=[Condition(STATE, None if state is None else state.token)])
-    return commit.won
+    when = [Condition(STATE, None if state is None else state.token)]
+    for name in ("rounds/", SEATS, ""):  # A backend may limit how much one commit deletes.
+        if not (await backend.commit(Delete(name), when=when)).won:
+            return False
+    return True

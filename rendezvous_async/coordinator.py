@@ -33,7 +33,7 @@ from rendezvous_async.backends.base import (
 )
 from rendezvous_async.clock import Patience, answer_within
 from rendezvous_async.core.codec import decode, encode
-from rendezvous_async.core.rules import Form, Notes, Rewrite, Wait, step
+from rendezvous_async.core.rules import Form, HandOver, Notes, Rewrite, Wait, step
 from rendezvous_async.core.state import (
     COORDINATOR,
     FORMING,
@@ -52,11 +52,12 @@ from rendezvous_async.core.tally import Tally
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from rendezvous_async.participant import Participant
 from rendezvous_async.settings import Settings
+from rendezvous_async.texts import counted, printable
 from rendezvous_async.view import View
 
 __all__ = ["Coordinator", "claim", "is_wanted"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("rendezvous_async.node")
 
 CAMPAIGN_SPREAD = 0.0002
 """Seconds per member over which campaigns are spread, so that not all of a large world ask at once."""
@@ -124,10 +125,10 @@ class Coordinator:
             try:
                 await _Duty(self, post).fold()
             except RendezvousError as error:
-                _log.warning("node %s gives up coordinating run %s: %s", self._who.node, self._backend.run_id, error)
+                _log.warning("node %s gives up coordinating run %r: %s", self._who.node, self._backend.run_id, error)
             except Exception:
                 _log.exception(
-                    "node %s fails to coordinate run %s; please report", self._who.node, self._backend.run_id
+                    "node %s fails to coordinate run %r; please report", self._who.node, self._backend.run_id
                 )
             finally:
                 self._on_duty(False)
@@ -164,7 +165,7 @@ class Coordinator:
             _log.debug("node %s could not give the post back: %s", self._who.node, error)
 
     async def _call(self, what: str, *writes: Write, when: Sequence[Condition]) -> Commit:
-        if clock.now() >= self._session.deadline:
+        if clock.lease_now() >= self._session.deadline:
             raise RendezvousConnectionError(f"{what}: this node's session is over by its own clock")
         return await self._backend.commit(*writes, when=when, patience=Patience(self._who.timeouts.heartbeat, what))
 
@@ -200,7 +201,7 @@ class _Duty:
                         self._take(await anext(roster))
                     await self._work(roster)
         except _StandDown as reason:
-            _log.info("node %s no longer coordinates run %s: %s", self._own._who.node, self._backend.run_id, reason)
+            _log.info("node %s no longer coordinates run %r: %s", self._own._who.node, self._backend.run_id, reason)
 
     async def _take_over(self) -> None:
         """Take the head as it was pushed, and read the seats; the roster comes after: each as new as the one before.
@@ -227,6 +228,8 @@ class _Duty:
                 case Rewrite(head):
                     if await self._write_head(head):
                         self._notes = notes
+                case HandOver(head):
+                    await self._hand_over(head)
                 case Form() as form:
                     if not await self._form(form):
                         return
@@ -271,7 +274,7 @@ class _Duty:
             try:
                 self._tally.put(node, decode(Node, entry.value, entry.key), entry.token.revision)
             except RendezvousStateError as error:
-                _log.warning("run %s: passing over node %s: %s", self._backend.run_id, node, error)
+                _log.warning("run %r: passing over node %s: %s", self._backend.run_id, printable(node), error)
                 self._tally.remove(node)
 
     async def _write_head(self, head: Head) -> bool:
@@ -281,6 +284,14 @@ class _Duty:
             self._adopt(put, commit)
             self._tally.follow(head)
         return commit.won
+
+    async def _hand_over(self, head: Head) -> None:
+        """Write a head with the settings of others, and give up the post in the same commit."""
+        put = Put(STATE, encode(head))
+        commit = await self._commit("hand the run over", put, Delete(COORDINATOR))
+        if commit.won:
+            self._adopt(put, commit)
+            raise _StandDown(f"more nodes agree on {head.settings.fingerprint!r}")
 
     async def _form(self, form: Form) -> bool:
         """Write the seats, then the head with the round's marker; in one commit if it fits, else in batches."""
@@ -308,7 +319,8 @@ class _Duty:
         self._adopt(head, commit)
         before = self._tally.seats
         self._tally = self._tally.succeeded_by(form.head.stamped(_stamp(commit.token)), form.seats)
-        _log.info("run %s: round %d formed with %d nodes", self._backend.run_id, form.head.round, form.head.size)
+        size = counted(form.head.size, "node")
+        _log.info("run %r: round %d formed with %s", self._backend.run_id, form.head.round, size)
         await self._clear([seat_key(node) for node in before if node not in form.seats], old)
         return True
 
@@ -335,8 +347,10 @@ class _Duty:
         fence = (Condition(STATE, self._state), Condition(COORDINATOR, self._post))
         commit = await self._own._call(what, *writes, when=(*fence, *when))
         if not commit.won:
-            if commit.entry(STATE) is None or commit.entry(COORDINATOR) is None:
-                raise _StandDown("the post or the run's state is gone")
+            post = commit.entry(COORDINATOR)
+            if commit.entry(STATE) is None or post is None or post.token != self._post:
+                # This node may be out. Its watch says so before it tells what has become of the head.
+                raise _StandDown("the post or the run's state is gone, or another node has the post")
             self._view.hear(commit.entries)
         return commit
 

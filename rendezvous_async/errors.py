@@ -4,11 +4,12 @@
 
     RendezvousError                      anything that this library raises on purpose
     ├── RendezvousClosedError            somebody closed the run, for everyone and for good
+    │   └── RendezvousGracefulExitError  ... while this node was a spare: it was not needed, nothing failed
     ├── RendezvousTimeoutError           a deadline passed; also a TimeoutError; carries a diagnosis
     ├── RendezvousConnectionError        the backend cannot be reached; also a ConnectionError; lists what was tried
     ├── RendezvousStateError             bytes in the backend that are not ours, damaged, or of a newer version
     ├── RendezvousSettingsError          this node and the run disagree on min, max, ranks or timeouts
-    ├── RendezvousGracefulExitError      a spare whose run was closed: its work is not needed, nothing failed
+    ├── RendezvousDisplacedError         another live node has taken this node's id; each node needs its own
     ├── RendezvousSessionError           the backend has ended this session; whatever was bound to it is gone
     └── RendezvousFencedError            a write or a wait of a round that is over; also what a cut-off node gets
 
@@ -20,9 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rendezvous_async.texts import printable
+
 __all__ = [
     "RendezvousClosedError",
     "RendezvousConnectionError",
+    "RendezvousDisplacedError",
     "RendezvousError",
     "RendezvousFencedError",
     "RendezvousGracefulExitError",
@@ -49,7 +53,16 @@ class RendezvousClosedError(RendezvousError):
         self.reason = reason
         self.by = by
         run = f"run {run_id!r}" if run_id else "the rendezvous"
-        super().__init__(f"{run} was closed by {by or 'an unnamed node'}: {reason or 'no reason given'}")
+        who, why = printable(by) or "an unnamed node", printable(reason) or "no reason given"
+        super().__init__(f"{run} was closed by {who}: {why}")
+
+
+class RendezvousGracefulExitError(RendezvousClosedError):
+    """The run was closed while this node was a spare: it was not needed, and nothing failed."""
+
+    def __init__(self, reason: str = "", by: str = "", *, run_id: str = "") -> None:
+        super().__init__(reason, by, run_id=run_id)
+        self.args = (f"{self}; this node was a spare, and was not needed",)
 
 
 class RendezvousTimeoutError(RendezvousError, TimeoutError):
@@ -68,14 +81,15 @@ class RendezvousConnectionError(RendezvousError, ConnectionError):
     """The backend cannot be reached, or did not answer in time; a write in flight may or may not have happened.
 
     Attributes:
-        attempts: What was tried and how each ended, one line each.
+        attempts: What was tried and how each ended, one line each; the text leaves out those that its head has.
         final: Trying again cannot help: a wrong secret, a wrong certificate, another protocol.
     """
 
     def __init__(self, message: str, attempts: Sequence[str] = (), *, final: bool = False) -> None:
         self.attempts = tuple(attempts)
         self.final = final
-        super().__init__("\n  ".join((message, *self.attempts)))
+        news = [attempt for attempt in self.attempts if attempt not in message]
+        super().__init__("\n  ".join((message, *news)))
 
 
 class RendezvousStateError(RendezvousError):
@@ -83,11 +97,11 @@ class RendezvousStateError(RendezvousError):
 
 
 class RendezvousSettingsError(RendezvousError):
-    """This node's settings differ from those that the run was started with."""
+    """This node's settings differ from those that hold for the run; see ``core.agreement`` for which do."""
 
 
-class RendezvousGracefulExitError(RendezvousError):
-    """The run was closed while this node was a spare: it was not needed, and nothing failed."""
+class RendezvousDisplacedError(RendezvousError):
+    """Another live node has joined with this node's id, and has taken its place; the newest counts."""
 
 
 class RendezvousSessionError(RendezvousError):

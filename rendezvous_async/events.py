@@ -8,14 +8,15 @@ from collections.abc import AsyncIterator, Callable
 from enum import StrEnum
 from weakref import WeakSet
 
-import anyio
 import msgspec
 
 from rendezvous_async import clock
+from rendezvous_async.notice import Notice
+from rendezvous_async.texts import printable
 
 __all__ = ["Event", "EventKind", "Events"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("rendezvous_async.node")
 
 MAX_QUEUED = 1024
 
@@ -37,6 +38,21 @@ class EventKind(StrEnum):
     STALLED = "stalled"
 
 
+_LOGGED = {
+    EventKind.ARRIVED: (logging.DEBUG, "arrived at the barrier"),
+    EventKind.JOINED: (logging.INFO, "joined round {round}: {detail}"),
+    EventKind.NODES_WAITING: (logging.INFO, "other nodes are waiting to join; round {round} can end"),
+    EventKind.MEMBER_LOST: (logging.INFO, "round {round} has lost a member"),
+    EventKind.EVICTED: (logging.WARNING, "this node is out of round {round}"),
+    EventKind.CLOSING: (logging.INFO, "closing the run: {detail}"),
+    EventKind.CLOSED: (logging.INFO, "the run is closed"),
+    EventKind.LEFT: (logging.INFO, "left the run"),
+    EventKind.COORDINATING: (logging.INFO, "coordinating the run"),
+    EventKind.SESSION_LOST: (logging.DEBUG, "session lost: {detail}"),
+}
+"""Level and message of each event in the log. Whoever knows more logs the others: why it resigned, what stalled."""
+
+
 class Event(msgspec.Struct, frozen=True):
     """Something that happened to this node.
 
@@ -54,9 +70,14 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Events:
-    """Hands every event to every reader; a reader that is slow loses the oldest, never the newest."""
+    """Logs every event, and hands it to every reader; a slow reader loses the oldest, never the newest.
 
-    def __init__(self) -> None:
+    Args:
+        who: The run and the node, for the log.
+    """
+
+    def __init__(self, who: str = "") -> None:
+        self._who = who
         self._readers: WeakSet[_Reader] = WeakSet()
         self._listeners: list[Callable[[Event], None]] = []
         self._ended = False
@@ -68,7 +89,12 @@ class Events:
         self._listeners.append(listener)
 
     def emit(self, kind: EventKind, round: int = 0, detail: str = "") -> None:
-        """Tell all readers."""
+        """Log it, and tell all readers."""
+        level, text = _LOGGED.get(kind, (logging.NOTSET, ""))
+        if text and _log.isEnabledFor(level):
+            _log.log(
+                level, "%s: %s", self._who, text.format(round=round, detail=printable(detail) or "no reason given")
+            )
         if not self._was_asked:
             return
         event = Event(kind, clock.now(), round, detail)
@@ -102,22 +128,20 @@ class _Reader(AsyncIterator[Event]):
 
     def __init__(self) -> None:
         self._queue: deque[Event] = deque(maxlen=MAX_QUEUED)
-        self._woken = anyio.Event()
+        self._woken = Notice()
         self._ended = False
 
     def take(self, event: Event) -> None:
         self._queue.append(event)
-        self._woken.set()
+        self._woken.fire()
 
     def end(self) -> None:
         self._ended = True
-        self._woken.set()
+        self._woken.fire()
 
     async def __anext__(self) -> Event:
         while not self._queue:
             if self._ended:
                 raise StopAsyncIteration
-            if self._woken.is_set():
-                self._woken = anyio.Event()
             await self._woken.wait()
         return self._queue.popleft()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -18,18 +18,18 @@ import anyio
 from rendezvous_async import clock
 from rendezvous_async.backends import start_backend
 from rendezvous_async.backends.base import Backend
+from rendezvous_async.backends.outage import Outage
 from rendezvous_async.clock import answer_within
 from rendezvous_async.control import close_run, evict_node, read_status
 from rendezvous_async.core.diagnosis import Status
 from rendezvous_async.core.rules import Change, Joined, Mismatch, Pending, Shut, admit
-from rendezvous_async.core.state import STATE, Last, Node
+from rendezvous_async.core.state import LIFE_LENGTH, STATE, Last, Node
 from rendezvous_async.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
     RendezvousGracefulExitError,
     RendezvousSessionError,
-    RendezvousSettingsError,
     RendezvousTimeoutError,
 )
 from rendezvous_async.events import Event, EventKind
@@ -39,12 +39,13 @@ from rendezvous_async.participant import Participant
 from rendezvous_async.settings import Endpoint
 from rendezvous_async.world import World
 
-__all__ = ["Rendezvous"]
+__all__ = ["Rendezvous", "Worlds"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("rendezvous_async.node")
 
 FIRST_RETRY = 0.05
 LAST_RETRY = 1.0
+MAX_TROUBLES = 5
 
 
 class Rendezvous:
@@ -76,20 +77,27 @@ class Rendezvous:
         self._backend = backend
         self._who = who
         self._identity = identity
+        self._outage = Outage(f"run {run_id!r}: node {who.node}", endpoint or "the backend")
         self._joining = False
         self._until = math.inf
         self._record: Node | None = None
+        self._life = ""
+        self._was_here = False
         self._reported: Change | None = None
         self._lost: Membership | None = None
         self._owner: Owner | None = None
 
     def __repr__(self) -> str:
-        state = "not entered" if self._owner is None else "left" if self._owner.is_stopping else repr(self.world)
+        if self._owner is None or self._owner.is_stopping:
+            state = "not entered" if self._owner is None else "left"
+        else:
+            state = "not joined" if self.world is None else repr(self.world)
         return f"<Rendezvous run={self.run_id!r} node={self.node!r} {state}>"
 
     async def __aenter__(self) -> Rendezvous:
         if self._owner is not None:
             raise RuntimeError(f"{self!r} can be entered only once; call connect() again")
+        clock.check_asyncio()
         self._owner = Owner(
             f"run {self.run_id!r}: node {self.node}",
             self._who.timeouts,
@@ -116,15 +124,17 @@ class Rendezvous:
 
         Raises:
             RendezvousClosedError: The run is closed.
-            RendezvousGracefulExitError: It was closed while this node was a spare.
+            RendezvousGracefulExitError: The same, while this node was a spare.
             RendezvousTimeoutError: No round formed within ``timeouts.join``; the text says who is missing.
-            RendezvousSettingsError: The run was started with other settings.
+            RendezvousSettingsError: The run has other settings, and they hold.
+            RendezvousDisplacedError: Another live node has joined with this node's id.
             RendezvousConnectionError: The backend will not have this node: wrong secret, wrong certificate.
         """
         owner = await self._entered()
         if self._joining:
             raise RuntimeError(f"{self!r}: join() is already under way")
         self._joining = True
+        _log.info("run %r: node %s is joining", self.run_id, self.node)
         world: World | None = None
         try:
             world = await self._join(owner)
@@ -135,6 +145,15 @@ class Rendezvous:
             self._joining = False
             if world is None:
                 await owner.see_through(owner.end_membership)
+
+    def worlds(self) -> Worlds:
+        """Return the worlds of this node, one after another, for ``async for``: a job's own loop.
+
+        Each turn is a ``join()``, with its errors; a run that is closed ends the loop, for members and spares alike. To
+        ask for the next world while the last one still holds is to return to the barrier. After a ``break`` or an
+        exception this node is still in its world: ``leave()``, or leave the rendezvous.
+        """
+        return Worlds(self)
 
     async def leave(self) -> None:
         """Leave the run: at once for the others, who count this node as lost. ``join()`` may follow."""
@@ -186,24 +205,30 @@ class Rendezvous:
         self._record = None
         self._until = clock.now() + self._who.timeouts.join
         delay = FIRST_RETRY
-        troubles: list[str] = []
+        troubles: dict[str, None] = {}  # Each once, in the order of their last occurrence.
         while True:
             try:
                 membership = await owner.live_membership(self._until)
                 record = self._record = self._record or self._fresh_record()
                 self._report(membership)  # The first news may have come with the session.
                 await membership.arrive(record, self._until)
+                self._outage.ended()
+                self._was_here = True
                 world = await self._await_seat(owner, membership, record)
                 if world is None:
                     raise await self._timed_out(owner, troubles)
                 return world
             except RendezvousSessionError as error:
-                troubles.append(str(error))
+                trouble = str(error)
             except RendezvousConnectionError as error:
                 if error.final:
                     raise
-                troubles.append(str(error))
-            del troubles[:-5]
+                trouble = str(error)
+                self._outage.failed(self._outage.cause or trouble)
+            troubles.pop(trouble, None)
+            troubles[trouble] = None
+            if len(troubles) > MAX_TROUBLES:
+                del troubles[next(iter(troubles))]
             now = clock.now()
             if self._until == math.inf:  # A spare that sees nothing cannot know that the world is full.
                 self._until = now + self._who.timeouts.join
@@ -227,16 +252,11 @@ class Rendezvous:
                     assert owner.backend is not None
                     return World(owner.backend, membership, self.node, joined, view.seat.attempt)
                 case Shut(closed, spare):
-                    if spare:
-                        raise RendezvousGracefulExitError(
-                            f"run {self.run_id!r} was closed by {closed.by} ({closed.reason}), spares are not needed"
-                        )
-                    raise RendezvousClosedError(closed.reason, closed.by, run_id=self.run_id)
-                case Mismatch(settings):
-                    raise RendezvousSettingsError(
-                        f"run {self.run_id!r} now has the settings {settings.fingerprint!r}, and node {self.node} has "
-                        f"{self.settings.fingerprint!r}"
-                    )
+                    kind = RendezvousGracefulExitError if spare else RendezvousClosedError
+                    raise kind(closed.reason, closed.by, run_id=self.run_id)
+                case Mismatch():
+                    await membership.arrive(record, self._until)  # Until it is settled whose settings hold.
+                    continue
                 case Pending(spare):
                     if spare:
                         self._until = math.inf
@@ -249,36 +269,43 @@ class Rendezvous:
     def _fresh_record(self) -> Node:
         last = None if self.world is None else Last(self.world.round, self.world.rank)
         identity = self._identity
+        fresh = self._who.fresh_id()
+        self._life = self._life or fresh[:LIFE_LENGTH]
         return Node(
-            arrival=self._who.fresh_id(),
+            arrival=self._life + fresh[LIFE_LENGTH:],
             fingerprint=identity.fingerprint,
             last=last,
             address=identity.address,
             labels=identity.labels,
         )
 
-    async def _timed_out(self, owner: Owner, troubles: list[str]) -> RendezvousTimeoutError:
+    async def _timed_out(self, owner: Owner, troubles: Iterable[str]) -> RendezvousTimeoutError:
         """Return the error of a join that took too long, with what can be found out about why."""
         message = f"run {self.run_id!r}: no round with node {self.node} formed within {self._who.timeouts.join:g} s"
+        if self._outage.cause:
+            return RendezvousTimeoutError(f"{message}\n  {self._outage}")
         status: Status | None = None
         if owner.backend is not None:
             try:
                 with answer_within(self._who.timeouts.heartbeat, "read the status"):
                     status = await read_status(owner.backend)
             except RendezvousError as error:
-                troubles.append(str(error))
+                troubles = (*troubles, str(error))
         return RendezvousTimeoutError("\n  ".join([message, *troubles]), status)
 
     # For the owner
 
     async def _open_backend(self) -> Backend:
         assert self._endpoint is not None
-        return await start_backend(self._endpoint, self.run_id, **self._options)
+        return await start_backend(self._endpoint, self.run_id, outage=self._outage, **self._options)
 
     async def _open_membership(self, backend: Backend) -> Membership:
         assert self._owner is not None
         self._record = self._fresh_record()  # A new session is a new arrival.
-        membership = await Membership.open(backend, self._who, self._owner.start, self._record, self._until)
+        membership = await Membership.open(
+            backend, self._who, self._owner.start, self._record, self._until, self._was_here
+        )
+        _log.debug("run %r: node %s opened session %s", self.run_id, self.node, membership.session.id)
         membership.view.changed.call(partial(self._report, membership))
         return membership
 
@@ -304,3 +331,19 @@ class Rendezvous:
             raise RuntimeError(f"{self!r}: use it inside its 'async with' block")
         await self._owner.started()
         return self._owner
+
+
+class Worlds(AsyncIterator[World]):
+    """The worlds of a node, each by a ``join()`` of its own, until the run is closed. There is nothing to clean up."""
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self._rendezvous = rendezvous
+
+    def __repr__(self) -> str:
+        return f"<Worlds of {self._rendezvous!r}>"
+
+    async def __anext__(self) -> World:
+        try:
+            return await self._rendezvous.join()
+        except RendezvousClosedError as closed:
+            raise StopAsyncIteration from closed

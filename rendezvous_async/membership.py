@@ -18,34 +18,32 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeAlias
 
 import anyio
-import msgspec
 
 from rendezvous_async import clock
+from rendezvous_async.arrival import arrival_commit, ousting, own_record, replacing, tally_others
 from rendezvous_async.backends.base import (
     OWN,
     Backend,
     Commit,
-    Condition,
-    Entry,
     Put,
     Session,
-    Token,
     Write,
     owned,
 )
-from rendezvous_async.clock import Patience, answer_within
-from rendezvous_async.coordinator import Coordinator, claim, is_wanted
-from rendezvous_async.core.codec import decode, encode
-from rendezvous_async.core.state import COORDINATOR, NODES, STATE, Head, Node, Phase, node_key
+from rendezvous_async.clock import answer_within
+from rendezvous_async.coordinator import Coordinator, is_wanted
+from rendezvous_async.core.agreement import AGREE_WITHIN, is_abandoned, is_settled
+from rendezvous_async.core.state import COORDINATOR, NODES, SEATS, STATE, Head, Node
 from rendezvous_async.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
     RendezvousSessionError,
     RendezvousSettingsError,
-    RendezvousStateError,
 )
 from rendezvous_async.events import EventKind
+from rendezvous_async.goodbye import say_goodbye
+from rendezvous_async.keep_alive import KeepAlive
 from rendezvous_async.participant import Participant
 from rendezvous_async.view import View
 
@@ -54,8 +52,10 @@ __all__ = ["Membership", "Start"]
 Start: TypeAlias = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 """Starts a task that belongs to the owner."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("rendezvous_async.node")
 
+SILENT = 0.5
+"""Seconds after a goodbye without an answer in which no other is said."""
 FOUNDERS = 8
 """About so many of ``min_nodes`` that find no run try to found it at once; the others wait a moment for them."""
 FOUND_AFTER = 1.0
@@ -72,7 +72,15 @@ class Membership:
     """
 
     def __init__(
-        self, backend: Backend, session: Session, view: View, who: Participant, start: Start, founds: bool
+        self,
+        backend: Backend,
+        session: Session,
+        view: View,
+        who: Participant,
+        start: Start,
+        record: Node,
+        founds: bool,
+        was_here: bool,
     ) -> None:
         self.session = session
         self.view = view
@@ -80,22 +88,36 @@ class Membership:
         self._backend = backend
         self._who = who
         self._start = start
+        self._first_record = record
         self._founds = founds
-        self._record: Token | None = None
-        self._arrival: str | None = None
+        self._was_here = was_here
+        self._was_put = False
+        self._agree_until: float | None = None
+        self._announced = ""
+        self._silent_until = 0.0
         self._coordinator: Coordinator | None = None
         self._scopes: dict[anyio.CancelScope, None] = {}
-        self._due = clock.now() + who.interval
-        self._first = asyncio.get_running_loop().call_at(
-            min(self._due, session.deadline), self._begin, self._keep_alive
+        self._keep_alive = KeepAlive(session, who)
+        self._first = asyncio.get_running_loop().call_later(
+            self._keep_alive.first_in, self._begin, self._keep_alive.run
         )
 
     @classmethod
-    async def open(cls, backend: Backend, who: Participant, start: Start, record: Node, until: float) -> Membership:
+    async def open(
+        cls, backend: Backend, who: Participant, start: Start, record: Node, until: float, was_here: bool = False
+    ) -> Membership:
         """Open a session and the watch that goes with it.
 
         Where the backend can, the record is put in the same step, as if there were no run yet; ``arrive`` looks at what
         there is, and puts right what was wrong.
+
+        Args:
+            backend: The run's.
+            who: This node.
+            start: Starts the owner's tasks.
+            record: What to put.
+            until: When to give up.
+            was_here: Whether this node had a record in an earlier session; see ``ousting``.
 
         Raises:
             RendezvousConnectionError: No answer within ``timeouts.heartbeat``, or until then.
@@ -103,18 +125,18 @@ class Membership:
         patience = who.patience("open a session", until)
         founds = who.rng.random() * who.settings.min_nodes < FOUNDERS
         view = View(who.node, backend)
-        writes, when = _arrival(view, who, OWN, None, record, founds)
+        writes, when = arrival_commit(view, who, OWN, record, founds=founds)
         try:
             session, commit = await backend.begin(who.ttl, patience, *writes, when=when, watch=view.watch)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await view.watch.aclose()
             raise
-        membership = cls(backend, session, view, who, start, founds)
+        membership = cls(backend, session, view, who, start, record, founds, was_here)
         if not view.is_fed:
             membership._begin(membership._follow)
         if commit is not None:
-            membership._note(record, owned(writes, session.id), commit)
+            membership._note(owned(writes, session.id), commit)
         session.lost.call(membership._lost)
         view.changed.call(membership._look)
         membership._look()
@@ -126,7 +148,7 @@ class Membership:
     @property
     def is_out(self) -> bool:
         """Whether it is over, by what is known or by this node's own clock; also the first thing after a stall."""
-        return self.error is not None or clock.now() >= self.session.deadline
+        return self.error is not None or self._keep_alive.is_out
 
     def check(self) -> None:
         """Raise if this node is out.
@@ -138,7 +160,7 @@ class Membership:
         if self.error is not None:
             raise self.error
         if self.is_out:
-            raise RendezvousSessionError(self._out_by_clock())
+            raise self._keep_alive.out_error()
 
     def fail(self, error: RendezvousError) -> None:
         """End it for this reason, unless it is over already: stop all tasks, and tell everybody who waits."""
@@ -147,6 +169,8 @@ class Membership:
             self._start(self.view.watch.aclose)
 
     def _stop(self, error: RendezvousError) -> None:
+        # The news that ends this may be read before the keep-alive that is late has its turn.
+        self._keep_alive.report_stall()
         self.error = error
         self._first.cancel()
         for scope in self._scopes:
@@ -161,66 +185,85 @@ class Membership:
 
         Raises:
             RendezvousClosedError: The run is closed.
-            RendezvousSettingsError: It has other settings, and other nodes are here.
+            RendezvousSettingsError: It has other settings, and they hold.
+            RendezvousDisplacedError: Another node has this node's id.
             RendezvousSessionError: The session is over.
             RendezvousConnectionError: No answer, or no run to arrive in until then; call again with the same record.
         """
         view = self.view
         while True:
             self.check()
-            seen = (self._record, view.token(STATE), view.token(COORDINATOR))
-            stands, head = self._arrival == record.arrival, view.head
+            seen = (view.record, view.token(STATE), view.token(COORDINATOR))
+            stands, head = self._stands(record), view.head
             if stands and head is not None and head.closed is None and head.settings == self._who.settings:
                 break
             if view.loaded and (not stands or self._founds or head is not None):
                 await self._put(record, until)
-            if seen == (self._record, view.token(STATE), view.token(COORDINATOR)):
+            if seen == (view.record, view.token(STATE), view.token(COORDINATOR)):
                 self.check()
-                await self._wait_for_founder(until)
+                await self._wait_for_news(until)
+        self._agree_until = None
         self._look()
-        self._who.events.emit(EventKind.ARRIVED, head.round, record.arrival)
+        if self._announced != record.arrival:
+            self._announced = record.arrival
+            self._who.events.emit(EventKind.ARRIVED, head.round, record.arrival)
 
     async def _put(self, record: Node, until: float) -> None:
         """Put the record, with all that must be written first; if somebody was faster, the view has the news."""
-        if self.view.head is not None:
-            await self._check_head(self.view.head, until)
-        writes, when = _arrival(self.view, self._who, self.session.id, self._record, record, self._founds)
+        head, who = self.view.head, self._who
+        replaces = head is not None and await self._may_replace(head, until)
+        if head is not None and head.settings != who.settings and not replaces and self._stands(record):
+            return  # It is for the coordinator to say whose settings hold.
+        record = replacing(own_record(self.view), record)
+        writes, when = arrival_commit(self.view, who, self.session.id, record, founds=self._founds, replaces=replaces)
         patience = self._who.patience("arrive", until)
-        self._note(record, writes, await self._backend.commit(*writes, when=when, patience=patience))
+        self._note(writes, await self._backend.commit(*writes, when=when, patience=patience))
 
-    def _note(self, record: Node, writes: Sequence[Write], commit: Commit) -> None:
+    def _stands(self, record: Node) -> bool:
+        """Tell whether a record stands, under this session; its commit may have got through though the answer did not.
+
+        The same arrival may stand under another session: its opening was sent again, and it is about to end.
+        """
+        standing, entry = own_record(self.view), self.view.record
+        stands = standing is not None and standing.arrival == record.arrival
+        return stands and entry is not None and entry.session == self.session.id
+
+    def _note(self, writes: Sequence[Write], commit: Commit) -> None:
         """Take in how the commit of an arrival went; what it wrote comes into the view ahead of the push."""
-        if commit.won:
-            self._record, self._arrival = commit.token, record.arrival
-            self.view.hear(write.entry(commit.token) for write in writes if isinstance(write, Put))
-        else:
-            mine = commit.entry(node_key(self._who.node))
-            self._record = None if mine is None else mine.token
-            # One that lost may have got through before, though its answer did not.
-            stands = mine is not None and mine.value == encode(record) and mine.session == self.session.id
-            self._arrival = record.arrival if stands else None
-            self.view.hear(commit.entries)
+        written = (write.entry(commit.token) for write in writes if isinstance(write, Put))
+        self.view.hear(written if commit.won else commit.entries)
 
-    async def _wait_for_founder(self, until: float) -> None:
+    async def _wait_for_news(self, until: float) -> None:
         """Wait until something has changed; if there is no run after a while, this node must found it."""
-        left = until - clock.now()
-        if left <= 0:
+        now = clock.now()
+        if now >= until:
             raise RendezvousConnectionError(f"node {self._who.node}: nothing is known of a run to arrive in")
-        lacks_run = self.view.loaded and self.view.head is None
-        patience = FOUND_AFTER * (1 + self._who.rng.random()) if lacks_run else math.inf
-        if not await self.view.changed.wait(min(patience, left)) and patience < left:
+        found_at = math.inf
+        if self.view.loaded and self.view.head is None:
+            found_at = now + FOUND_AFTER * (1 + self._who.rng.random())
+        then = min(until, found_at, math.inf if self._agree_until is None else self._agree_until)
+        if not await self.view.changed.wait(None if then == math.inf else then - now) and then == found_at:
             self._founds = True
 
-    async def end(self) -> bool:
-        """End the session, so that nothing of this node is left behind; False if the backend could not be told."""
-        try:
-            with answer_within(self._who.timeouts.close, f"node {self._who.node} leaves"):
-                await self.abandon()
-                await self.session.aclose()
-        except Exception as error:  # Whatever it is: to leave must not fail. It is tried again before a new session.
-            _log.warning("node %s could not say that it leaves: %s", self._who.node, error)
+    async def end(self, level: int = logging.WARNING) -> bool:
+        """End the session, so that nothing of this node is left behind; False if the backend could not be told.
+
+        It is told again before this node opens a new session, but not right after the last attempt.
+        """
+        if clock.now() < self._silent_until and self._trouble() is not None:
             return False
-        return True
+        await self.abandon()
+        who = f"node {self._who.node}: leaving run {self._backend.run_id!r}"
+        told = await say_goodbye(self.session, who, self._who.timeouts.close, self._trouble, level)
+        self._silent_until = clock.now() + SILENT
+        return told
+
+    def _trouble(self) -> str | None:
+        """Why the backend cannot be reached, as far as this node knows."""
+        return self._backend.trouble or self._keep_alive.unanswered
+
+    async def _end(self) -> None:
+        await self.end()
 
     async def abandon(self) -> None:
         """Stop all tasks and the watch, and say nothing: what this node wrote goes with its time, or its client."""
@@ -228,34 +271,32 @@ class Membership:
             self._stop(RendezvousSessionError(f"node {self._who.node} has left"))
         await self.view.watch.aclose()
 
-    async def _check_head(self, head: Head, until: float) -> None:
-        """Raise if this node cannot arrive under a head, also not by replacing its settings."""
-        if head.closed is not None:
-            raise RendezvousClosedError(head.closed.reason, head.closed.by, run_id=self._backend.run_id)
-        if head.settings == self._who.settings:
-            return
-        who = self._who
-        with answer_within(*who.patience("read the roster", until)):
-            roster = await self._backend.list(NODES)
-        others = [entry.key for entry in roster.entries if self._holds_to(head, entry)]
-        if others:
-            raise RendezvousSettingsError(
-                f"run {self._backend.run_id!r} was started with {head.settings.fingerprint!r}, node {who.node} has "
-                f"{who.settings.fingerprint!r}, and {len(others)} other nodes are here: use the same nodes, ranks "
-                "and timeouts on all nodes, or another run id"
-            )
+    async def _may_replace(self, head: Head, until: float) -> bool:
+        """Tell whether to replace the settings of a head; see ``core.agreement`` for what else can come of it.
 
-    def _holds_to(self, head: Head, entry: Entry) -> bool:
-        """Tell whether a record is of another node that is here under this head; one that cannot be read counts.
-
-        Others may have come in this moment, and find the same head: whoever replaces it first has its way.
+        Raises:
+            RendezvousSettingsError: They hold, and this node has others.
         """
-        if entry.key == node_key(self._who.node):
+        run_id, who, now = self._backend.run_id, self._who, clock.now()
+        if head.closed is not None:
+            raise RendezvousClosedError(head.closed.reason, head.closed.by, run_id=run_id)
+        if head.settings == who.settings:
             return False
-        try:
-            return decode(Node, entry.value, entry.key).fingerprint == head.settings.fingerprint
-        except RendezvousStateError:
+        with answer_within(*who.patience("read the roster", until)):
+            seats = (await self._backend.list(SEATS)).entries if head.round else ()
+            others = tally_others(head, seats, (await self._backend.list(NODES)).entries, who.node)
+        if is_abandoned(others):
             return True
+        if self._agree_until is None:
+            self._agree_until = now + AGREE_WITHIN
+        if now >= self._agree_until or is_settled(others):
+            count = others.live_members + len(others.newcomers)
+            raise RendezvousSettingsError(
+                f"run {run_id!r} has the settings {head.settings.fingerprint!r}, like {count} other "
+                f"{'node' if count == 1 else 'nodes'} here, but node {who.node} has {who.settings.fingerprint!r}: use "
+                "the same nodes, ranks and timeouts on all nodes, or another run id"
+            )
+        return False
 
     # The tasks
 
@@ -290,27 +331,6 @@ class Membership:
             error.__cause__ = cause
         self.fail(error)
 
-    async def _keep_alive(self) -> None:
-        """Send keep-alives, from the moment that the first is due; ends when this node's own clock says so."""
-        session, interval, due = self.session, self._who.interval, self._due
-        while True:
-            now = clock.now()
-            if now - due > interval:
-                _log.warning(
-                    "node %s: the event loop stalled for %.1f s: something blocks it", self._who.node, now - due
-                )
-                self._who.events.emit(EventKind.STALLED, detail=f"{now - due:.3f} s")
-            if now >= session.deadline:
-                raise RendezvousSessionError(self._out_by_clock())
-            due = now + interval  # From the sending: no answer within the interval, and the next one follows at once.
-            try:
-                seconds = min(self._who.timeouts.heartbeat, interval, session.deadline - now)
-                await session.keep_alive(Patience(seconds, "keep-alive"))
-            except RendezvousConnectionError as error:
-                left = session.deadline - clock.now()
-                _log.warning("node %s: %s; out in %.1f s unless it comes back", self._who.node, error, left)
-            await asyncio.sleep(min(due, session.deadline) - clock.now())
-
     def _lost(self) -> None:
         """End it: the backend has said that the session is over."""
         self.fail(RendezvousSessionError(f"node {self._who.node}: the backend has ended session {self.session.id}"))
@@ -330,40 +350,29 @@ class Membership:
             return
         if view.error is not None:
             self._fail_by(view.error)
-        elif self._coordinator is None and self._arrival is not None and is_wanted(view, self.session, who.settings):
+            return
+        if view.record is not None and view.record.session == self.session.id:
+            self._was_here = self._was_put = True
+        elif (error := self._ousting()) is not None:
+            _log.warning("%s", error)
+            self.fail(error)
+            self._start(self._end)  # A newcomer must not wait for what is still bound to this session.
+            return
+        if self._coordinator is None and self._was_put and is_wanted(view, self.session, who.settings):
             self._coordinator = Coordinator(self._backend, self.session, who, view, self._on_duty)
             self._begin(self._coordinator.run)
 
-    def _on_duty(self, on: bool) -> None:
-        self._who.events.emit(EventKind.COORDINATING if on else EventKind.RESIGNED)
-
-    def _out_by_clock(self) -> str:
-        return (
-            f"node {self._who.node}: no keep-alive was answered for {self.session.ttl * 0.75:g} s, so by its own clock "
-            "this node is out"
+    def _ousting(self) -> RendezvousError | None:
+        """Return why this node is out, now that the record at its key is not its own."""
+        return ousting(
+            own_record(self.view),
+            self._first_record,
+            run_id=self._backend.run_id,
+            node=self._who.node,
+            session=self.session.id,
+            was_here=self._was_here,
+            was_put=self._was_put,
         )
 
-
-def _arrival(
-    view: View, who: Participant, session: str, before: Token | None, record: Node, founds: bool
-) -> tuple[list[Write], list[Condition]]:
-    """Return the commit by which a node arrives: its record, and with it what the run lacks as far as it sees.
-
-    Args:
-        before: The token of the node's record as it stands; None if there is none.
-        founds: Whether to found a run that is not there, and to take its post.
-    """
-    key, head, settings = node_key(who.node), view.head, who.settings
-    writes: list[Write] = [Put(key, encode(record), session)]
-    when = [Condition(key, before)]
-    if head is None and founds:
-        head = Head(settings=settings)
-    elif head is not None and head.settings != settings:
-        head = msgspec.structs.replace(head, settings=settings, phase=Phase.GATHERING, waiting=0, lost=0)
-    if head is not None and head is not view.head:
-        writes.append(Put(STATE, encode(head)))
-        when.append(Condition(STATE, view.token(STATE)))
-    if founds and view.entry(COORDINATOR) is None:
-        writes.append(claim(who.node, session))
-        when.append(Condition(COORDINATOR, None))
-    return writes, when
+    def _on_duty(self, on: bool) -> None:
+        self._who.events.emit(EventKind.COORDINATING if on else EventKind.RESIGNED)

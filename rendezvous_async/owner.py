@@ -19,11 +19,12 @@ from rendezvous_async.backends.base import Backend
 from rendezvous_async.clock import answer_within
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
 from rendezvous_async.membership import Membership
+from rendezvous_async.notice import Notice
 from rendezvous_async.settings import Timeouts
 
 __all__ = ["Owner"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("rendezvous_async.node")
 
 CLOSE_MARGIN = 5.0
 """Seconds that the backend has beyond ``timeouts.close``: a host waits that long for others before it closes."""
@@ -66,7 +67,9 @@ class Owner:
         self._is_over = False
         self._pending: list[anyio.Event] = []
         self._started = anyio.Event()
-        self._stop = anyio.Event()
+        self._is_told_to_stop = False
+        self._to_start: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        self._woken = Notice()
         self._opening = anyio.Lock(fast_acquire=True)
         self._task = asyncio.create_task(self._own(), name=name)  # noqa: TID251 - this is the owner
 
@@ -81,7 +84,7 @@ class Owner:
     @property
     def is_stopping(self) -> bool:
         """Whether it was told to stop, or has ended by itself."""
-        return self._stop.is_set() or self._is_over
+        return self._is_told_to_stop or self._is_over
 
     async def started(self) -> None:
         """Wait until tasks can be started."""
@@ -90,7 +93,8 @@ class Owner:
 
     async def stop(self) -> None:
         """Stop, and wait until nothing is left; a cancellation that comes meanwhile is obeyed afterwards."""
-        self._stop.set()
+        self._is_told_to_stop = True
+        self._woken.fire()
         cancelled: asyncio.CancelledError | None = None
         with anyio.CancelScope(shield=True):
             while not self._task.done():
@@ -107,7 +111,11 @@ class Owner:
         try:
             async with anyio.create_task_group() as self._group:
                 self._started.set()
-                await self._stop.wait()
+                while not self._is_told_to_stop:
+                    to_start, self._to_start = self._to_start, []
+                    for task in to_start:
+                        self._group.start_soon(task, name=f"{task.__qualname__} of {self._name}")
+                    await self._woken.wait()
                 await self.end_membership()
                 self._group.cancel_scope.cancel()
         finally:
@@ -123,9 +131,14 @@ class Owner:
                     await self.backend.aclose()
 
     def start(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Start a task that lives no longer than the owner; one that comes after the end is not started."""
-        if not self._is_over:
-            self._group.start_soon(task, name=f"{task.__qualname__} of {self._name}")
+        """Have the owner start a task that lives no longer than it does; once it stops, it starts no more.
+
+        Timers and transports call this too. Where sniffio is installed, anyio finds no event loop outside of a task,
+        so only the owner's own task uses the group.
+        """
+        if not self.is_stopping:
+            self._to_start.append(task)
+            self._woken.fire()
 
     async def see_through(self, action: Callable[[], Awaitable[None]]) -> None:
         """Do something in the owner, and wait; even if this task is cancelled by force, the owner sees it through."""
@@ -178,7 +191,7 @@ class Owner:
         if backend is None or self.membership is not None or self._unended:
             with answer_within(until - clock.now(), f"{self._name} opens the backend, and ends its last session"):
                 backend = await self.open_backend()
-                await self.end_membership()
+                await self.end_membership(logging.DEBUG)  # Whoever joins again is told of it otherwise.
         if self._unended:
             raise RendezvousConnectionError(f"{self._name} could not end its last session, so it opens no new one")
         membership = await self._make(backend)
@@ -189,13 +202,13 @@ class Owner:
         self.membership = membership
         return membership
 
-    async def end_membership(self) -> None:
-        """End the membership, if there is one, and any that could not be ended before."""
+    async def end_membership(self, level: int = logging.WARNING) -> None:
+        """End the membership, if there is one, and any that could not be ended before; ``level`` is for the log."""
         if self.membership is not None:
             self._unended.append(self.membership)
             self.membership = None
         for membership in tuple(self._unended):
-            if await membership.end() and membership in self._unended:  # Somebody else may have done the same.
+            if await membership.end(level) and membership in self._unended:  # Somebody else may have done the same.
                 self._unended.remove(membership)
 
     def _left(self) -> RendezvousError:

@@ -5,13 +5,15 @@ Everything here is a frozen value. A wrong argument raises ``ValueError`` with t
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
+from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
 
 import msgspec
 
-__all__ = ["DEFAULT_PORTS", "Endpoint", "Settings", "Timeouts", "parse_endpoint", "parse_nodes"]
+__all__ = ["DEFAULT_PORTS", "Endpoint", "Settings", "Timeouts", "parse_endpoint", "parse_nodes", "settings_of"]
 
 DEFAULT_PORTS = {"tcp": 29400, "etcd": 2379, "etcds": 2379}
 MAX_NODES = 1_000_000
@@ -19,6 +21,8 @@ MAX_ID_LENGTH = 256
 MAX_ENCODED_ID_LENGTH = 1000
 """Percent-encoded, an id must fit into a backend's key."""
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
+_SECRET = re.compile(r"\b(secret|password)=[^&]*")
+"""What a message about an endpoint must not repeat."""
 _HOST_SCHEMES = frozenset(DEFAULT_PORTS)
 _PATH_SCHEMES = frozenset({"file", "memory"})
 
@@ -85,7 +89,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
         join: For a round to form, from the call of ``join()``.
         last_call: For late comers, once ``min`` nodes are at the barrier.
         regroup: The same when a member of the last round is among them; None means ``min(last_call, 3)``.
-        close: For leaving and closing cleanly.
+        close: For leaving and closing cleanly; to leave takes 2 s at most.
         heartbeat: For one keep-alive to be answered.
     """
 
@@ -129,14 +133,35 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def fingerprint(self) -> str:
-        """A short text that is equal for equal settings; every node's record carries it."""
-        times = f"last_call={self.last_call:.15g} regroup={self.regroup:.15g}"
+        """A short text that names these settings in full; every node's record carries it. See ``settings_of``."""
+        times = f"last_call={_exactly(self.last_call)} regroup={_exactly(self.regroup)}"
         return f"{self.min_nodes}:{self.max_nodes} {self.ranks} {times}"
 
     @property
     def label(self) -> str | None:
         """The label that ranks go by, if they do."""
         return self.ranks.removeprefix("label:") if self.ranks.startswith("label:") else None
+
+
+_FINGERPRINT = re.compile(r"(\d{1,9}):(\d{1,9}) (.*) last_call=(\S{1,40}) regroup=(\S{1,40})", re.ASCII | re.DOTALL)
+
+
+def settings_of(fingerprint: str) -> Settings | None:
+    """Return the settings that a fingerprint names; None if it is not one of this version."""
+    found = _FINGERPRINT.fullmatch(fingerprint)
+    if found is None:
+        return None
+    low, high, ranks, last_call, regroup = found.groups()
+    try:
+        settings = Settings(int(low), int(high), ranks, float(last_call), float(regroup))
+    except ValueError:
+        return None
+    return settings if settings.fingerprint == fingerprint else None
+
+
+def _exactly(seconds: float) -> str:
+    """Return a number as a text that stands for no other: ``30``, ``0.5``."""
+    return repr(float(seconds)).removesuffix(".0")
 
 
 def parse_nodes(nodes: int | str | tuple[int, int]) -> tuple[int, int]:
@@ -177,6 +202,13 @@ class Endpoint(msgspec.Struct, frozen=True):
     path: str = ""
     options: dict[str, str] = {}
 
+    def __repr__(self) -> str:
+        options = "{" + ", ".join(f"{name!r}: ..." for name in self.options) + "}"  # There may be secrets among them.
+        return f"Endpoint({self.scheme!r}, hosts={self.hosts!r}, path={self.path!r}, options={options})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("place", str(self))]
+
     def __str__(self) -> str:
         if self.scheme in _PATH_SCHEMES:
             return f"{self.scheme}://{self.path}"
@@ -188,57 +220,80 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def show_endpoint(given: object) -> str:
+    """Return an endpoint for a message, also one that is wrong: without its query, and without a user or password."""
+    if not isinstance(given, str):
+        is_plain = given is None or isinstance(given, int | float | Endpoint)
+        return repr(given) if is_plain else f"a value of type {type(given).__name__}"
+    place, _, query = given.partition("?")
+    scheme, mark, rest = place.partition("://")
+    if "@" in place:
+        host = place.rpartition("@")[2]
+        place = f"{scheme}://...@{host}" if "@" in rest and "@" not in scheme else f"...@{host}"
+    elif "@" in query:  # A password may have a question mark in it.
+        place = f"{scheme}://..." if mark else "..."
+    return repr(_SECRET.sub(r"\1=...", place))
+
+
 def parse_endpoint(text: str) -> Endpoint:
     """Take an endpoint apart: ``tcp://head:29400?is_host=auto``, ``etcd://a,b,c``, ``file:///dir``, ``memory://name``."""
     given: object = text
+    shown = show_endpoint(given)
     if not isinstance(given, str) or "://" not in given:
-        raise ValueError(f"endpoint must look like scheme://..., for example tcp://head:29400, not {text!r}")
+        raise ValueError(f"endpoint must look like scheme://..., for example tcp://head:29400, not {shown}")
     scheme, _, rest = text.partition("://")
     if scheme not in _HOST_SCHEMES | _PATH_SCHEMES:
+        what = f"the unknown scheme {scheme!r}" if f"{scheme}://" in shown else "an unknown scheme"
         known = ", ".join(sorted(_HOST_SCHEMES | _PATH_SCHEMES))
-        raise ValueError(f"endpoint {text!r} has the unknown scheme {scheme!r}; known are {known}")
+        raise ValueError(f"endpoint {shown} has {what}; known are {known}")
     place, question, query = rest.partition("?")
-    try:
+    pairs: list[tuple[str, str]] | None = None
+    with contextlib.suppress(ValueError):  # Its text has a part of the query, so it must not be the context of ours.
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(question))
-    except ValueError:
-        raise ValueError(f"endpoint {text!r} has a query that is not name=value&name=value") from None
+    if pairs is None:
+        raise ValueError(f"endpoint {shown} has a query that is not name=value&name=value")
     options = dict(pairs)
     if len(options) != len(pairs):
-        raise ValueError(f"endpoint {text!r} names an option twice")
+        raise ValueError(f"endpoint {shown} names an option twice")
     if scheme in _PATH_SCHEMES:
         path = unquote(place)
         if not path or (scheme == "file" and not path.startswith("/")):
             example = "file:///shared/dir" if scheme == "file" else "memory://name"
-            raise ValueError(f"endpoint {text!r} must name a place, for example {example}")
+            raise ValueError(f"endpoint {shown} must name a place, for example {example}")
         return Endpoint(scheme, path=path, options=options)
     authority = place.removesuffix("/")
     if "/" in authority or "#" in authority or "@" in authority:
-        raise ValueError(f"endpoint {text!r} must be {scheme}://host:port without a path, user or password")
-    hosts = tuple(_parse_address(text, address, DEFAULT_PORTS[scheme]) for address in authority.split(","))
+        raise ValueError(f"endpoint {shown} must be {scheme}://host:port without a path, user or password")
+    hosts = tuple(_parse_address(shown, address, DEFAULT_PORTS[scheme]) for address in authority.split(","))
     if scheme == "tcp" and len(hosts) != 1:
-        raise ValueError(f"endpoint {text!r} must name one host; only etcd takes a list")
+        raise ValueError(f"endpoint {shown} must name one host; only etcd takes a list")
     return Endpoint(scheme, hosts=hosts, options=options)
 
 
-def _parse_address(text: str, address: str, default_port: int) -> tuple[str, int]:
+def _parse_address(shown: str, address: str, default_port: int) -> tuple[str, int]:
     if address.startswith("["):
         host, bracket, rest = address[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
-            raise ValueError(f"endpoint {text!r} has an IPv6 address without its brackets closed")
+            raise ValueError(f"endpoint {shown} has an IPv6 address without its brackets closed")
         port = rest[1:] if rest else ""
         colon = bool(rest)
     else:
         host, separator, port = address.partition(":")
         colon = bool(separator)
         if ":" in port:
-            raise ValueError(f"endpoint {text!r}: put an IPv6 address in brackets, for example tcp://[::1]:29400")
+            raise ValueError(f"endpoint {shown}: put an IPv6 address in brackets, for example tcp://[::1]:29400")
     if not host:
-        raise ValueError(f"endpoint {text!r} names no host")
+        raise ValueError(f"endpoint {shown} names no host")
     if " " in host or not host.isprintable():
-        raise ValueError(f"endpoint {text!r} has a host with a blank in it")
+        raise ValueError(f"endpoint {shown} has a host with a blank in it")
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise ValueError(f"endpoint {shown} has a host that is not a valid name") from None
     number = _parse_number(port) if colon else default_port
     if number is None or number > 65535:
-        raise ValueError(f"endpoint {text!r} has the port {port!r}; it must be a number from 0 to 65535")
+        what = f"the port {port!r}" if f":{port}" in shown else "a wrong port"
+        raise ValueError(f"endpoint {shown} has {what}; it must be a number from 0 to 65535")
     return host, number
 
 

@@ -22,6 +22,8 @@ from rendezvous_async.settings import check_seconds, encode_segment
 __all__ = ["Store"]
 
 DEFAULT_TIMEOUT = 300.0
+MAX_TOLD = 64
+"""How many barriers a member tells of at once."""
 
 
 class Store:
@@ -58,7 +60,12 @@ class Store:
         self._news = news
         self._call_timeout = call_timeout
         self._keys = f"{round_key(round)}/kv/"
+        self._barrier_key = f"{round_key(round)}/barriers/"
         self._barriers: Counter[str] = Counter()
+        self._passed: dict[str, None] = {}
+        """Barriers that this member has passed and not told rank 0 of."""
+        self._telling: dict[str, set[str]] = {}
+        """For rank 0: which members have told that they passed a barrier, for each whose last key is still there."""
 
     def __repr__(self) -> str:
         return f"<Store run={self._backend.run_id!r} round={self._round} rank={self._rank}>"
@@ -174,7 +181,9 @@ class Store:
     async def barrier(self, name: str = "barrier", timeout: float = DEFAULT_TIMEOUT) -> None:
         """Wait until every member has called this, as often as this one has with this name; failed calls do not count.
 
-        Each member writes one key and waits for one: rank 0 counts and says when all are there.
+        Each member writes one key and waits for one: rank 0 counts and says when all are there. It deletes the keys of
+        the members then, and its own once everybody has told, at a later barrier, that it has passed this one. A call
+        that failed leaves its key until it is tried again or the round ends.
 
         Raises:
             RendezvousTimeoutError: Some did not come; the text names their ranks.
@@ -183,30 +192,55 @@ class Store:
         check_seconds("timeout", timeout)
         self._barriers[name] += 1
         number = self._barriers[name]
-        place = f"{round_key(self._round)}/barriers/{encode_segment(name)}-{number}"
+        barrier = f"{encode_segment(name)}-{number}"
         passed = False
         try:
             with anyio.move_on_after(timeout):
-                await self._meet(place)
+                await self._meet(barrier)
                 passed = True
                 return
-            raise RendezvousTimeoutError(await self._explain(name, place, timeout))
+            if why := await self._explain(name, self._barrier_key + barrier, timeout):
+                raise RendezvousTimeoutError(why)
+            passed = True
         finally:
-            if not passed and self._barriers[name] == number:
+            if passed:
+                self._passed[barrier] = None
+            elif self._barriers[name] == number:
                 self._barriers[name] -= 1  # Let the next call try this one again.
 
-    async def _meet(self, place: str) -> None:
-        here: dict[str, bytes] = {}
-        await self._write(Put(f"{place}/{self._rank}", b""))
+    async def _meet(self, barrier: str) -> None:
+        place = self._barrier_key + barrier
+        told = list(self._passed)[:MAX_TOLD]
+        arrival = Put(f"{place}/{self._rank}", "/".join(told).encode())
+        if not (await self._write(arrival, when=Condition(place, None))).won:
+            return  # All were there when an earlier call of this member failed.
         if self._rank == 0:
+            here: dict[str, bytes] = {}
             await self._watch([f"{place}/"], here, self._size)
-            await self._write(Put(place, b""))
+            over = self._over(here)
+            self._telling.setdefault(barrier, set())
+            await self._write(Put(place, b""), *[Delete(self._barrier_key + each) for each in (f"{barrier}/", *over)])
+            for each in over:
+                self._telling.pop(each, None)
         else:
-            await self._watch([place], here, 1)
+            await self._watch([place], {}, 1)
+        for each in told:
+            self._passed.pop(each, None)
 
-    async def _explain(self, name: str, place: str, timeout: float) -> str:
+    def _over(self, here: Mapping[str, bytes]) -> list[str]:
+        """Return the barriers that all members have told rank 0 they have passed, now that these are here."""
+        for key, told in here.items():
+            for barrier in told.decode("ascii", "replace").split("/"):
+                if barrier in self._telling:
+                    self._telling[barrier].add(key.rpartition("/")[2])
+        return [barrier for barrier, ranks in self._telling.items() if len(ranks) == self._size][:MAX_TOLD]
+
+    async def _explain(self, name: str, place: str, timeout: float) -> str | None:
+        """Say who did not come to a barrier in time; None if all have."""
         with answer_within(self._call_timeout, "see who is at the barrier"):
             there = {entry.key.rpartition("/")[2] for entry in (await self._backend.list(f"{place}/")).entries}
+            if not there and await self._backend.get(place) is not None:
+                return None
         absent = [rank for rank in range(self._size) if str(rank) not in there]
         return f"{self!r}: barrier {name!r} waited {timeout:g} s; ranks that did not come: {absent}"
 

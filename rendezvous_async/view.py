@@ -1,4 +1,4 @@
-"""What a node sees of its run: the head, its own seat and the coordinator's post, as they are pushed.
+"""What a node sees of its run: the head, the coordinator's post, and its own record and seat, as they are pushed.
 
 A ``View`` only goes forward: a watch tells only news, and of what the answer to a commit says (``hear``), ahead of the
 push, the view takes what is newer than what it knows. The watch is told, so that it also tells when that is gone.
@@ -11,29 +11,34 @@ from collections.abc import Iterable
 
 from rendezvous_async.backends.base import Backend, Entry, Listing, Token
 from rendezvous_async.core.codec import decode
-from rendezvous_async.core.state import COORDINATOR, STATE, Head, Post, Seat, seat_key
+from rendezvous_async.core.state import COORDINATOR, STATE, Head, Post, Seat, node_key, seat_key
 from rendezvous_async.notice import Notice
 
 __all__ = ["View"]
 
 
 class View:
-    """The newest known entries of a run's head, of one node's seat and of the coordinator's post, decoded.
+    """The newest known entries of a run's head, of the coordinator's post, and of one node's record and seat.
+
+    They come over one watch, in the order of their revisions: a node that was thrown out sees that its record is gone
+    no later than the head that counts it as lost.
 
     Attributes:
         names: Of these entries.
         watch: On them.
+        record: The entry of the node's record, whoever put it; it is not decoded.
         is_fed: Whether the watch hands over what comes by itself; if not, somebody must read it, and call ``push``.
         error: Why there will be no more news: the watch has failed, or an entry is not what it should be.
     """
 
     def __init__(self, node: str, backend: Backend) -> None:
-        self.names = (STATE, COORDINATOR, seat_key(node))
+        self.names = (STATE, COORDINATOR, node_key(node), seat_key(node))
         self.changed = Notice()
         self.error: Exception | None = None
         self.loaded = False
         self.head: Head | None = None
         self.seat: Seat | None = None
+        self.record: Entry | None = None
         self.coordinator: str | None = None
         self._entries: dict[str, Entry] = {}
         self.watch = backend.prepare_watch(*self.names)
@@ -91,6 +96,8 @@ class View:
             self.head = None if value is None else decode(Head, value, key).stamped(stamp)
         elif key == COORDINATOR:
             self.coordinator = None if value is None else decode(Post, value, key).node
+        elif key == self.names[2]:
+            self.record = entry if value is not None else None
         else:
             self.seat = None if value is None else decode(Seat, value, key)
         self._entries[key] = entry

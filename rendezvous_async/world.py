@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container
 from contextlib import ExitStack
 from functools import cached_property
 from types import TracebackType
@@ -12,10 +13,11 @@ import anyio
 from rendezvous_async.backends.base import Backend, Token
 from rendezvous_async.clock import answer_within
 from rendezvous_async.core.codec import decode
-from rendezvous_async.core.rules import Change, Joined, change_of
-from rendezvous_async.core.state import SEATS, Member, Seat, node_of
+from rendezvous_async.core.rules import Change, Joined, change_of, changes_of, first_wanted
+from rendezvous_async.core.state import SEATS, Closed, Member, Seat, node_of
 from rendezvous_async.errors import RendezvousError, RendezvousFencedError
 from rendezvous_async.membership import Membership
+from rendezvous_async.notice import Notice
 from rendezvous_async.store import Store
 
 __all__ = ["Glance", "UntilChanged", "World"]
@@ -25,12 +27,12 @@ class Glance(NamedTuple):
     """How a world stands, at a glance.
 
     Attributes:
-        closed: The run is closed.
+        closed: Who closed the run, and why; None while it is open.
         out: This node is out of the round.
         pending: How many nodes wait for the next round, or were lost from this one.
     """
 
-    closed: bool
+    closed: Closed | None
     out: bool
     pending: int
 
@@ -81,18 +83,20 @@ class World:
     @property
     def change(self) -> Change | None:
         """What has happened to this world so far, the most final; None while nothing has."""
-        head = self._membership.view.head
-        if (head is None or head.closed is None) and self._membership.is_out:
-            return Change.EVICTED
-        return change_of(head, self._joined)
+        return next(iter(self._changes()), None)
 
-    async def changed(self) -> Change:
+    async def changed(self, *changes: Change) -> Change:
         """Wait until something has happened to this world, and say what; at once if it already has.
 
         ``CLOSED`` (somebody ended the run) beats ``EVICTED`` (this node is out of the round) beats ``MEMBER_LOST``
         beats ``NODES_WAITING`` (somebody is at the barrier). After the last three, ``join()`` again.
+
+        Args:
+            *changes: Wait for one of these, by default for any. Each counts as soon as it is true, also while a more
+                final one is. ``CLOSED`` and ``EVICTED`` always end the wait, since nothing can come after them.
         """
-        while (change := self.change) is None:
+        wanted = _check_changes(changes)
+        while (change := first_wanted(self._changes(), wanted)) is None:
             await self._membership.view.changed.wait()  # Also fires when the membership is over, by its own clock too.
         return change
 
@@ -100,21 +104,42 @@ class World:
         """Return a block for ``async with`` whose body is cancelled when this world changes.
 
         Args:
-            *changes: Cancel only when ``change`` is one of these; by default any.
+            *changes: Cancel only for one of these, by default for any; they count as in ``changed()``.
         """
-        return UntilChanged(self, changes or tuple(Change))
+        wanted = _check_changes(changes)
+        return UntilChanged(self._membership.view.changed, lambda: first_wanted(self._changes(), wanted))
+
+    def while_whole(self) -> UntilChanged:
+        """Return a block for ``async with`` whose body needs every member: newcomers do not end it.
+
+        The body is cancelled as soon as a member no longer takes part: it was lost, or it is back at the barrier.
+        """
+        return UntilChanged(self._membership.view.changed, self._breach)
+
+    def _changes(self) -> tuple[Change, ...]:
+        """Return everything that has happened to this world, the most final first."""
+        head = self._membership.view.head
+        if (head is None or head.closed is None) and self._membership.is_out:
+            return (Change.EVICTED,)
+        return changes_of(head, self._joined)
+
+    def _breach(self) -> Change | None:
+        """Return what has happened to this world, unless there are only newcomers, who do not belong to it."""
+        change, head = self.change, self._membership.view.head
+        is_newcomer = change is Change.NODES_WAITING and head is not None and not head.returned
+        return None if is_newcomer else change
 
     def glance(self, now: float) -> Glance:
         """Return what was pushed so far, without a loop: the one method that other threads may call.
 
         Args:
-            now: By the event loop's clock.
+            now: By ``clock.lease_now()``.
         """
         head, membership = self._membership.view.head, self._membership
         change = change_of(head, self._joined)
         out = membership.error is not None or now >= membership.session.deadline
         count = 0 if head is None else head.waiting + head.lost
-        return Glance(change is Change.CLOSED, out or change is Change.EVICTED, count)
+        return Glance(None if head is None else head.closed, out or change is Change.EVICTED, count)
 
     async def members(self) -> tuple[Member, ...]:
         """Return all members in the order of their ranks.
@@ -153,19 +178,19 @@ class UntilChanged:
     """A block whose body is cancelled when the world changes.
 
     Attributes:
-        change: What cancelled the body; None if it finished by itself.
+        change: What cancelled the body; None if the body finished first.
     """
 
-    def __init__(self, world: World, changes: tuple[Change, ...]) -> None:
+    def __init__(self, changed: Notice, ending: Callable[[], Change | None]) -> None:
         self.change: Change | None = None
-        self._world = world
-        self._changes = changes
+        self._changed = changed
+        self._ending = ending
         self._cause: Change | None = None
         self._scope = anyio.CancelScope()
         self._stack = ExitStack()
 
     async def __aenter__(self) -> UntilChanged:
-        self._stack.enter_context(self._world._membership.view.changed.calling(self._look))
+        self._stack.enter_context(self._changed.calling(self._look))
         self._stack.enter_context(self._scope)
         self._look()
         return self
@@ -175,11 +200,20 @@ class UntilChanged:
     ) -> bool | None:
         swallow = self._stack.__exit__(kind, error, traceback)
         if self._scope.cancelled_caught:
-            self.change = self._world.change or self._cause  # Who was waiting may have left since.
+            self.change = self._ending() or self._cause  # Whoever was waiting may have left since.
         return swallow
 
     def _look(self) -> None:
-        change = self._world.change
+        change = self._ending()
         if change is not None:
             self._cause = change
             self._scope.cancel()
+
+
+def _check_changes(changes: tuple[Change, ...]) -> Container[Change]:
+    """Return the changes that are wanted: all of them if none is named."""
+    given: tuple[object, ...] = changes
+    for change in given:
+        if not isinstance(change, Change):
+            raise TypeError(f"a change must be one of {', '.join(map(str, Change))}, not {change!r}")
+    return changes or tuple(Change)
