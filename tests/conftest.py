@@ -1,9 +1,20 @@
-"""Settings for all tests."""
+"""Settings for all tests: how many run at once, in which order they are started, which need more than this process.
+
+Tests mostly wait, so ``pytest`` runs three of them for each core. Those named on the command line by file run in this
+process, as do slow ones and everything under ``-n 0``, ``--pdb`` and ``-s``.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import os
 import signal
+import warnings
+from collections.abc import Generator
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # The same examples each time, and no limit on their time: machines are slow now and then.
@@ -15,3 +26,131 @@ settings.load_profile("repeatable")
 # A shell that starts pytest in the background has it ignore SIGINT, and every process that a test starts would, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+WORKERS_PER_CORE = 3
+MOST_WORKERS = 24
+
+# RENDEZVOUS_TEST_LOOP=uvloop runs all tests on uvloop, except those in virtual time, which bring a loop of their own.
+ON_UVLOOP = os.environ.get("RENDEZVOUS_TEST_LOOP") == "uvloop"
+if ON_UVLOOP:
+    import uvloop
+
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # policies, from Python 3.14 on
+        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+
+TESTS = Path(__file__).parent
+INTEGRATION = (
+    "testing/campaign/test_campaign.py",
+    "torchrun",
+    "hostile/test_hogs.py",
+    "test_cycles.py",
+    "backends/file/test_processes.py",
+    "backends/test_clocks.py",
+    "backends/etcd",
+    "cli/test_launch.py",
+    "cli/test_places.py",
+    "backends/tcp/test_conformance_tcp.py",
+    "backends/tcp/test_linearizable.py",
+    "backends/tcp/test_durability.py",
+    "backends/file/test_conformance.py",
+    "testing/campaign/test_stages.py",
+    "testing/test_sagas.py",
+    "test_surroundings.py",
+    "test_sniffed.py",
+    "backends/tcp/test_stalls.py",
+    "backends/tcp/test_data_dir.py",
+    "backends/tcp/test_cost.py",
+    "test_agreement.py",
+    "test_suspension.py",
+    "testing/test_planted_bugs.py",
+    "testing/test_scenarios.py",
+    "test_sync_process.py",
+    "cli/test_interrupts.py",
+    "cli/test_runs.py",
+    "cli/test_demo.py",
+    "cli/test_doctor_and_bench.py",
+    "cli/test_serve.py",
+    "test_sync_backend.py",
+    "test_examples.py",
+    "test_mutations.py",
+)
+"""Tests of real processes, etcd, torch, long waits and whole simulations; those that take longest come first."""
+
+SURROUNDINGS = (
+    "test_surroundings.py",
+    "test_sniffed.py",
+    "testing/test_scenarios.py",
+    "cli/test_runs.py",
+    "test_sync_process.py",
+    "test_examples.py",
+    "cli/test_demo.py",
+    "backends/etcd/test_batches.py",
+)
+"""Of those, the ones that each leg of CI runs beside the fast tests."""
+
+NOT_ON_UVLOOP = (
+    "backends/tcp/test_client.py",
+    "backends/tcp/test_conformance_tcp.py",
+    "testing/test_proxy.py",
+)
+"""These cut connections with the ``Proxy``, which hands its sockets to the loop: on uvloop descriptors get mixed up."""
+
+TOGETHER = "etcd3"
+"""The tests with this fixture stay on one worker: it is three processes."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if ON_UVLOOP:  # it closes the descriptor of a socket that it was given, and the socket complains
+        config.addinivalue_line("filterwarnings", r"ignore:unclosed <socket.socket \[closed\]:ResourceWarning")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Run in parallel where nothing else was asked for."""
+    option = config.option
+    if not config.pluginmanager.hasplugin("xdist") or hasattr(config, "workerinput"):
+        return
+    by_file = all(Path(argument.partition("::")[0]).is_file() for argument in config.args)
+    watched = option.usepdb or option.trace or option.capture == "no" or option.collectonly
+    if option.numprocesses is None and not by_file and not watched and "not slow" in option.markexpr:
+        option.numprocesses = "auto"
+        option.dist = "worksteal"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    chosen = os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS")
+    return int(chosen) if chosen else min(WORKERS_PER_CORE * len(os.sched_getaffinity(0)), MOST_WORKERS)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
+    for item in items:
+        if place_in(INTEGRATION, item) < len(INTEGRATION):
+            item.add_marker(pytest.mark.integration)
+        if place_in(SURROUNDINGS, item) < len(SURROUNDINGS):
+            item.add_marker(pytest.mark.surroundings)
+        if ON_UVLOOP and place_in(NOT_ON_UVLOOP, item) < len(NOT_ON_UVLOOP):
+            item.add_marker(pytest.mark.skip(reason="the proxy needs asyncio's own loop"))
+    yield
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: place_in(INTEGRATION, item))
+        items[:] = dealt(items, config.workerinput["workercount"])
+
+
+def place_in(names: tuple[str, ...], item: pytest.Item) -> int:
+    """Return the place of a test's file, or of a folder that it is in; the number of names if it is in none."""
+    path = item.path.relative_to(TESTS)
+    return next((place for place, name in enumerate(names) if path.is_relative_to(name)), len(names))
+
+
+def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Deal tests out like cards, so that each worker begins with its share of the long ones.
+
+    Worksteal cuts the list into one run of neighbours for each worker, and later moves tests to workers that are idle.
+    """
+    together = [item for item in items if TOGETHER in getattr(item, "fixturenames", ())]
+    others = [item for item in items if item not in set(together)]
+    hands = [others[worker::workers] for worker in range(workers)]
+    hands[-1] = together + hands[-1]
+    return list(itertools.chain.from_iterable(hands))

@@ -13,6 +13,8 @@ import sys
 import time
 from typing import Any
 
+_CLOCKS = (time.CLOCK_MONOTONIC, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
 
 def skew(offset: float, rate: float) -> None:
     """Make all clocks of this process wrong from now on."""
@@ -25,6 +27,9 @@ def skew(offset: float, rate: float) -> None:
             f"{name}_ns",
             lambda true=true_ns, began=began_ns: int(began + offset * 1e9 + rate * (true() - began)),
         )
+
+    true_gettime, began_at = time.clock_gettime, {id: time.clock_gettime(id) for id in _CLOCKS}
+    time.clock_gettime = lambda id: began_at[id] + offset + rate * (true_gettime(id) - began_at[id])
 
     class Skewed(selectors.DefaultSelector):
         def select(self, timeout: float | None = None) -> Any:

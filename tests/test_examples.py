@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cli.support import free_port
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -22,6 +24,17 @@ def run_example(name: str, *arguments: str) -> str:
     )
     assert result.returncode == 0, result.stderr
     return result.stdout
+
+
+@pytest.mark.parametrize("name", ["launched_worker.py", "torchrun_train.py"])
+def test_without_arguments_an_example_says_how_to_run_it(name: str) -> None:
+    if name.startswith("torchrun"):
+        pytest.importorskip("torch")
+    command = [sys.executable, str(EXAMPLES / name)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith("usage: ")  # Torch may warn before.
+    assert "Traceback" not in result.stderr
 
 
 def test_the_quick_start_of_the_readme(tmp_path: Path) -> None:
@@ -48,7 +61,7 @@ def test_async_orchestrator() -> None:
     assert "alice: round 1, rank 0 of 3" in output
     assert "carol: crashes" in output
     assert "dave: round 3, rank 2 of 3" in output
-    assert output.count("done at step 100") == 3
+    assert output.count("Change.CLOSED at step 100") == 3
 
 
 def test_testing_an_orchestrator() -> None:

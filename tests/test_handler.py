@@ -133,13 +133,6 @@ def test_a_seeded_rendezvous_repeats_itself() -> None:
 
 
 @in_virtual_time
-async def test_a_wrong_option_is_a_value_error_at_the_first_call() -> None:
-    async with connect("memory://here?color=red", run_id="job", nodes=1) as rendezvous:
-        with pytest.raises(ValueError, match="memory:// takes no option 'color'"):
-            await rendezvous.join()
-
-
-@in_virtual_time
 async def test_nodes_meet_at_an_endpoint() -> None:
     async with (
         connect("memory://here", run_id="job", nodes=2) as a,
@@ -279,6 +272,7 @@ async def test_a_rendezvous_describes_itself() -> None:
         a = meeting.node("a", "1")
         assert repr(a) == "<Rendezvous run='job' node='a' not entered>"
         async with a:
+            assert repr(a) == "<Rendezvous run='job' node='a' not joined>"
             await a.join()
             assert repr(a) == "<Rendezvous run='job' node='a' <World run='job' round=1 rank=0 size=1>>"
         assert repr(a) == "<Rendezvous run='job' node='a' left>"
@@ -368,12 +362,13 @@ async def test_a_join_that_gets_no_answer_times_out_and_says_so() -> None:
         a = await meeting.enter("a", "1", backend=line, timeouts=Timeouts(join=12, close=3))
         with pytest.raises(RendezvousTimeoutError) as caught:
             await a.join()
-        assert now() < 12 + 5 + 0.1
+        assert now() < 12.1, "what is known to be out of reach is not asked for the status"
         assert caught.value.diagnosis is None
         text = str(caught.value)
-        assert text.startswith("run 'job': no round with node a formed within 12 s\n")
-        assert "open a session: the backend did not answer within 5 s" in text
-        assert "read the status: the backend did not answer within 5 s" in text
+        assert text == (
+            "run 'job': no round with node a formed within 12 s\n"
+            "  cannot reach the backend for 7 s: node a: open a session: the backend did not answer within 5 s"
+        )
         line.mend()
         assert (await a.join()).round == 1
 
@@ -437,7 +432,7 @@ async def test_leaving_a_backend_that_does_not_answer_is_bounded() -> None:
             await a.join()
             line.cut()
             start = now()
-        assert now() == start + 3
+        assert now() == start + 1.5
         line.mend()
         await anyio.sleep(6)
 

@@ -7,6 +7,7 @@ import pytest
 
 from rendezvous_async import (
     Change,
+    Delete,
     Put,
     RendezvousClosedError,
     RendezvousGracefulExitError,
@@ -15,9 +16,9 @@ from rendezvous_async import (
     Timeouts,
 )
 from rendezvous_async.control import read_head
-from rendezvous_async.core.codec import decode
+from rendezvous_async.core.codec import decode, encode
 from rendezvous_async.core.diagnosis import Role, Status
-from rendezvous_async.core.state import Node
+from rendezvous_async.core.state import Head, Node
 from tests.meeting import Meeting, in_virtual_time, now, together, until
 
 
@@ -290,7 +291,7 @@ async def test_a_spare_exits_gracefully_when_the_run_closes() -> None:
         await a.close("all done")
         await until(lambda: spare.ended)
         assert isinstance(spare.error, RendezvousGracefulExitError)
-        assert str(spare.error) == "run 'job' was closed by a (all done), spares are not needed"
+        assert str(spare.error) == "run 'job' was closed by a: all done; this node was a spare, and was not needed"
 
 
 # Leave, loss and close
@@ -392,9 +393,9 @@ async def test_other_settings_are_an_error_that_names_both() -> None:
         with pytest.raises(RendezvousSettingsError) as caught:
             await b.join()
         assert str(caught.value) == (
-            "run 'job' was started with '2:4 sticky last_call=30 regroup=3', node b has "
-            "'1:9 sticky last_call=30 regroup=3', and 1 other nodes are here: use the same nodes, ranks and timeouts "
-            "on all nodes, or another run id"
+            "run 'job' has the settings '2:4 sticky last_call=30 regroup=3', like 1 other node here, but node b has "
+            "'1:9 sticky last_call=30 regroup=3': use the same nodes, ranks and timeouts on all nodes, or another run "
+            "id"
         )
         assert await meeting.keys("nodes/") == ["nodes/a"]
         assert not waiting.ended
@@ -486,9 +487,14 @@ async def test_a_node_whose_settings_were_replaced_is_told() -> None:
         assert foreign is not None
         assert foreign.value is not None
         await meeting.backend().commit(Put("state", foreign.value))
+        await anyio.sleep(1)
+        assert (await meeting.head()).settings == a.settings, "nobody is here who wants the others"
+        record = Node(arrival="z", fingerprint=z.settings.fingerprint)
+        await meeting.backend().commit(Put("state", encode(Head(settings=z.settings))), Put("nodes/z", encode(record)))
         await until(lambda: waiting.ended)
         assert isinstance(waiting.error, RendezvousSettingsError)
-        assert "now has the settings '1:9 sticky" in str(waiting.error)
+        assert "has the settings '1:9 sticky" in str(waiting.error)
+        await meeting.backend().commit(Delete("nodes/z"))
 
 
 # Eviction and lost sessions

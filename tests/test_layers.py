@@ -18,12 +18,15 @@ PACKAGE = "rendezvous_async"
 ROOT = Path(__file__).parents[1] / PACKAGE
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "settings", "notice"),
+    ("texts",),
+    ("errors", "settings", "notice", "floods"),
     ("clock",),
     ("core", "backends", "events", "addresses"),
-    ("view", "participant"),
+    ("view", "participant", "goodbye"),
+    ("keep_alive",),
     ("control",),
     ("coordinator", "store"),
+    ("arrival",),
     ("membership",),
     ("world", "owner"),
     ("handler",),
@@ -46,7 +49,7 @@ OWNERS = {
 }
 """Packages that only one part may import, since they are heavy, or not there at all."""
 
-PURE = ("core", "backends.table", "backends.fanout", "backends.tcp.wire", "errors", "settings")
+PURE = ("core", "backends.table", "backends.fanout", "backends.tcp.wire", "errors", "settings", "texts")
 """Values and functions only: no I/O, no clock, no logging, no randomness, nothing to wait for."""
 
 PURE_IMPORTS = {

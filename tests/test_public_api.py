@@ -120,7 +120,7 @@ def test_changes_are_ordered_by_how_final_they_are() -> None:
         (rdzv.RendezvousTimeoutError, [rdzv.RendezvousError, TimeoutError]),
         (rdzv.RendezvousConnectionError, [rdzv.RendezvousError, ConnectionError]),
         (rdzv.RendezvousStateError, [rdzv.RendezvousError]),
-        (rdzv.RendezvousGracefulExitError, [rdzv.RendezvousError]),
+        (rdzv.RendezvousGracefulExitError, [rdzv.RendezvousClosedError]),
         (rdzv.RendezvousSettingsError, [rdzv.RendezvousError]),
         (rdzv.RendezvousSessionError, [rdzv.RendezvousError]),
         (rdzv.RendezvousFencedError, [rdzv.RendezvousError]),
@@ -136,6 +136,9 @@ def test_errors_carry_what_they_say() -> None:
     assert (closed.reason, closed.by, str(closed)) == ("done", "a", "run 'job' was closed by a: done")
     bare = rdzv.RendezvousClosedError()
     assert str(bare) == "the rendezvous was closed by an unnamed node: no reason given"
+    spare = rdzv.RendezvousGracefulExitError("done", "a", run_id="job")
+    assert (spare.reason, spare.by) == ("done", "a")
+    assert str(spare) == "run 'job' was closed by a: done; this node was a spare, and was not needed"
     late = rdzv.RendezvousTimeoutError("too late", "why")
     assert (late.diagnosis, str(late)) == ("why", "too late\nwhy")
     lost = rdzv.RendezvousConnectionError("no way", ["a: refused", "b: silent"], final=True)

@@ -24,6 +24,7 @@ from rendezvous_async.settings import (
     format_address,
     parse_endpoint,
     parse_nodes,
+    settings_of,
 )
 
 counts = st.integers(1, MAX_NODES)
@@ -85,7 +86,12 @@ class TestNodes:
         assert "1 <= min <= max" in fails(parse_nodes, nodes)
 
 
-hosts = st.text(string.ascii_lowercase + string.digits + "-._", min_size=1, max_size=12)
+def is_name(host: str) -> bool:
+    """Whether every label has a letter at least; the last one may be empty."""
+    return all(host.removesuffix(".").split("."))
+
+
+hosts = st.text(string.ascii_lowercase + string.digits + "-._", min_size=1, max_size=12).filter(is_name)
 ports = st.integers(0, 65535)
 ipv6 = st.sampled_from(["::1", "fe80::1", "2001:db8::8a2e:370:7334", "::ffff:10.0.0.1", "fe80::1%eth0"])
 addresses = st.tuples(hosts | ipv6, ports)
@@ -124,12 +130,13 @@ class TestEndpoints:
         assert parse_endpoint(f"memory://{segments[0]}").path == decode_segment(segments[0])
 
     @given(st.sampled_from(["", "tcp", "etcd", "etcds", "file", "memory", "http"]), texts)
-    def test_any_text_is_an_endpoint_or_an_error_that_quotes_it(self, scheme: str, rest: str) -> None:
+    def test_any_text_is_an_endpoint_or_an_error_that_quotes_its_place(self, scheme: str, rest: str) -> None:
         for text in (rest, f"{scheme}://{rest}"):
             try:
                 endpoint = parse_endpoint(text)
             except ValueError as error:
-                assert repr(text) in str(error)
+                assert str(error).startswith("endpoint ")
+                assert repr(text) in str(error) or set(text) & {"?", "@"} or "=" in text
             else:
                 assert endpoint.scheme == scheme or endpoint.scheme in rest
                 assert endpoint.hosts or endpoint.path
@@ -137,11 +144,40 @@ class TestEndpoints:
 
     @pytest.mark.parametrize("text", BAD_ENDPOINTS, ids=lambda text: repr(text)[:30])
     def test_what_is_no_endpoint(self, text: str) -> None:
-        assert fails(parse_endpoint, text).startswith("endpoint ")
+        shown = text.partition("?")[0].rpartition("@")[2]
+        assert fails(parse_endpoint, text, value=shown).startswith("endpoint ")
 
     @pytest.mark.parametrize("value", [None, 29400, b"tcp://head", ["tcp://head"], Endpoint("tcp", (("head", 1),))])
     def test_what_is_no_text(self, value: object) -> None:
-        fails(parse_endpoint, value)
+        fails(parse_endpoint, value, value=type(value).__name__ if isinstance(value, bytes | list) else repr(value))
+
+    @pytest.mark.parametrize(
+        ("text", "shown"),
+        [
+            ("etcd://trainer:hunter2@h1:2379", "'etcd://...@h1:2379'"),
+            ("etcd://trainer:hunter2@h1,trainer:hunter2@h2", "'etcd://...@h2'"),
+            ("etcd://trainer:hunter2?@h1:2379", "'etcd://...'"),
+            ("trainer:hunter2@h1:2379", "'...@h1:2379'"),
+            ("trainer:hunter2@etcd://h1", "'...@etcd://h1'"),
+            ("tcp://h?secret=ab&hunter2", "'tcp://h'"),
+            ("http://h?%73ecret=hunter2", "'http://h'"),
+            ("tcp://h?%73ecret=hunter2&secret=hunter2", "'tcp://h'"),
+            ("tcp://h:x?%73ecret=hunter2", "'tcp://h:x'"),
+            ("tcp://h:1&secret=hunter2", "'tcp://h:1&secret=...'"),
+            ("h?secret=hunter2://", "'h'"),
+        ],
+    )
+    def test_a_message_shows_where_it_leads_and_no_secret(self, text: str, shown: str) -> None:
+        with pytest.raises(ValueError) as caught:
+            parse_endpoint(text)
+        assert shown in str(caught.value)
+        assert "hunter2" not in f"{caught.value!r} {caught.value.__context__!r}"
+
+    def test_an_endpoint_shows_no_values_of_options(self) -> None:
+        endpoint = parse_endpoint("tcp://h?%73ecret=hunter2&is_host=auto")
+        assert endpoint.options["secret"] == "hunter2"
+        assert repr(endpoint).endswith("options={'secret': ..., 'is_host': ...})")
+        assert "hunter2" not in f"{endpoint!r} {endpoint} {list(endpoint.__rich_repr__())}"
 
     def test_it_reads_as_it_was_written(self) -> None:
         for text in ("tcp://head:29400", "etcd://a:1,[::1]:2", "file:///shared/dir", "memory://name"):
@@ -242,3 +278,34 @@ class TestSettings:
             Settings(low, high, "sticky", last_call, regroup * 1.001),
         ):
             assert ours.fingerprint != theirs.fingerprint
+
+    @given(
+        counts,
+        counts,
+        st.sampled_from(["sticky", "sorted"]) | st.text(min_size=1).map(lambda name: f"label:{name}"),
+        st.floats(1e-9, 1e15) | st.integers(1, 1000),
+        st.floats(1e-9, 1e15) | st.integers(1, 1000),
+    )
+    def test_a_fingerprint_names_the_settings_in_full(
+        self, one: int, other: int, ranks: str, last_call: float, regroup: float
+    ) -> None:
+        low, high = sorted((one, other))
+        settings = Settings(low, high, ranks, last_call, regroup)
+        assert settings_of(settings.fingerprint) == settings
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "2:4",
+            "4:2 sticky last_call=30 regroup=3",
+            "2:4 nonsense last_call=30 regroup=3",
+            "2:4 sticky last_call=thirty regroup=3",
+            "2:4 sticky last_call=30.0 regroup=3",
+            "2:4 sticky last_call=nan regroup=3",
+            "2:4 sticky last_call=30 regroup=3 of a newer version",
+            "02:4 sticky last_call=30 regroup=3",
+        ],
+    )
+    def test_what_is_no_fingerprint_names_nothing(self, text: str) -> None:
+        assert settings_of(text) is None

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
 
 import anyio
 import pytest
 
-from rendezvous_async import RendezvousFencedError, RendezvousTimeoutError, Store
+import rendezvous_async as rdzv
+from rendezvous_async import Put, RendezvousFencedError, RendezvousTimeoutError, Store
+from rendezvous_async.core.state import round_key
 from rendezvous_async.world import World
 from tests.meeting import Meeting, in_virtual_time, now, together, until
 
@@ -243,6 +248,31 @@ async def test_add_counts_every_call_once() -> None:
 
 
 @in_virtual_time
+async def test_append_adds_to_the_end_of_what_anybody_wrote() -> None:
+    async with Meeting() as meeting:
+        first, second = await two(meeting)
+        await first.store.append("log", b"one")
+        await second.store.append("log", "-two")
+        assert await first.store.get("log") == b"one-two"
+        async with anyio.create_task_group() as group:
+            for store in (first.store, second.store) * 10:
+                group.start_soon(store.append, "both", b"x")
+        assert await first.store.get("both") == b"x" * 20
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 7])
+@in_virtual_time
+async def test_multi_set_writes_any_number_of_values(count: int) -> None:
+    async with Meeting() as meeting:
+        first, second = await two(meeting)
+        first._backend.max_writes = 3
+        values = {f"key {number}": b"%d" % number for number in range(count)}
+        await first.store.multi_set(values)
+        assert await second.store.wait(values) == [*values.values()]
+        assert await second.store.num_keys() == count
+
+
+@in_virtual_time
 async def test_adding_to_what_is_no_number_is_a_value_error() -> None:
     async with Meeting() as meeting:
         first, _ = await two(meeting)
@@ -314,6 +344,106 @@ async def test_barriers_are_no_keys() -> None:
         assert await store.num_keys() == 0
 
 
+async def keys_of_round(world: World) -> list[str]:
+    """What the backend holds of a world's round, but for the marker."""
+    prefix = f"rounds/{world.round}/"
+    return [entry.key.removeprefix(prefix) for entry in (await world.store._backend.list(prefix)).entries]
+
+
+async def pass_barriers(worlds: Sequence[World], names: Sequence[str]) -> None:
+    async def come(world: World) -> None:
+        for name in names:
+            await world.store.barrier(name)
+
+    async with anyio.create_task_group() as group:
+        for world in worlds:
+            group.start_soon(come, world)
+
+
+@pytest.mark.parametrize("names", [["step"] * 300, [f"step {number}" for number in range(300)]], ids=["same", "other"])
+@pytest.mark.parametrize("nodes", ["a", "abcd"])
+@in_virtual_time
+async def test_barriers_clean_up_after_themselves(nodes: str, names: list[str]) -> None:
+    """A key for each member and each barrier was left until the round was over."""
+    async with Meeting() as meeting:
+        worlds = await together(*await meeting.enter_all(nodes, str(len(nodes))))
+        await pass_barriers(worlds, names)
+        assert len(await keys_of_round(worlds[0])) <= 2
+        assert all(len(world.store._passed) <= 1 for world in worlds)
+        assert all(len(world.store._telling) <= 2 for world in worlds)
+
+
+@in_virtual_time
+async def test_a_late_reader_still_passes_a_barrier_that_others_have_left_behind() -> None:
+    """Rank 2 is released and does not run for a while; meanwhile the others go on to barriers that fail without it."""
+    async with Meeting() as meeting:
+        worlds = sorted(await together(*await meeting.enter_all("abc", "3")), key=lambda world: world.rank)
+        with anyio.move_on_after(1):
+            await worlds[2].store.barrier("first")  # It has arrived, and its task is gone before the release.
+        await pass_barriers(worlds[:2], ["first"])
+        for number in range(3):
+            for world in worlds[:2]:
+                with pytest.raises(RendezvousTimeoutError, match=r"ranks that did not come: \[.*2\]"):
+                    await world.store.barrier(f"later {number}", timeout=1)
+        await worlds[2].store.barrier("first", timeout=1)
+        await pass_barriers(worlds, [f"later {number}" for number in range(3)])
+        await pass_barriers(worlds, ["last", "of all"])
+        assert len(await keys_of_round(worlds[0])) <= 2
+
+
+@in_virtual_time
+async def test_barriers_of_several_tasks_of_a_member_do_not_disturb_each_other() -> None:
+    async with Meeting() as meeting:
+        worlds = await together(*await meeting.enter_all("abc", "3"))
+        async with anyio.create_task_group() as group:
+            for name in ("x", "y", "z"):
+                group.start_soon(pass_barriers, worlds, [name] * 50)
+        assert len(await keys_of_round(worlds[0])) <= 4
+        await pass_barriers(worlds, ["last", "of all"])
+        assert len(await keys_of_round(worlds[0])) <= 2
+
+
+@in_virtual_time
+async def test_cancelled_calls_at_random_leave_every_barrier_passable() -> None:
+    """Each member gives up calls at random and tries again; all pass all barriers in the end, and few keys are left."""
+    rng = random.Random(3)
+    async with Meeting() as meeting:
+        worlds = await together(*await meeting.enter_all("abcd", "4"))
+
+        async def come(world: World) -> None:
+            for number in range(60):
+                while True:
+                    with anyio.move_on_after(rng.choice((0, 0.001, 1, 100))) as scope:
+                        await anyio.sleep(rng.random())
+                        await world.store.barrier(f"{number % 7}")
+                    if not scope.cancelled_caught:
+                        break
+
+        async with anyio.create_task_group() as group:
+            for world in worlds:
+                group.start_soon(come, world)
+        await pass_barriers(worlds, ["last", "of all"])
+        assert len(await keys_of_round(worlds[0])) <= 2
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+async def test_barriers_clean_up_on_real_backends(kind: str, tmp_path: Path) -> None:
+    async with rdzv.serve(port=0) as server, AsyncExitStack() as stack:
+        endpoint = f"{server.endpoint}?is_host=false" if kind == "tcp" else f"file://{tmp_path}/rdzv"
+        nodes = [await stack.enter_async_context(rdzv.connect(endpoint, run_id="job", nodes=3)) for _ in range(3)]
+        worlds: list[World] = []
+
+        async def join(node: rdzv.Rendezvous) -> None:
+            worlds.append(await node.join())
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as group:
+                for node in nodes:
+                    group.start_soon(join, node)
+            await pass_barriers(worlds, [f"step {number}" for number in range(20)])
+            assert len(await keys_of_round(worlds[0])) <= 2
+
+
 @in_virtual_time
 async def test_a_barrier_that_takes_too_long_names_who_did_not_come() -> None:
     async with Meeting() as meeting:
@@ -332,6 +462,45 @@ async def test_a_barrier_that_takes_too_long_names_who_did_not_come() -> None:
             f"<Store run='job' round=1 rank={rank}>: barrier 'done' waited 7 s; ranks that did not come: [1, 3]"
             for rank in (0, 2)
         ]
+
+
+@in_virtual_time
+async def test_a_barrier_that_all_passed_while_a_member_was_cut_off_is_passed() -> None:
+    """Its time is over before it hears so; then it looks, and all were there."""
+    async with Meeting() as meeting:
+        line = meeting.line()
+        a, b = await meeting.enter("a", "2"), await meeting.enter("b", "2", backend=line)
+        here, far = await together(a, b)
+        assert here.rank == 0, "it is who says that all are there"
+
+        async def cut_off() -> None:
+            await anyio.sleep(0.5)
+            line.cut()
+            await here.store.barrier("done", timeout=0.1)
+            await anyio.sleep(1)
+            line.mend()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(cut_off)
+            await far.store.barrier("done", timeout=1)
+
+
+@in_virtual_time
+async def test_a_member_that_could_not_even_arrive_has_not_passed_a_barrier() -> None:
+    async with Meeting() as meeting:
+        line = meeting.line()
+        a, b = await meeting.enter("a", "2"), await meeting.enter("b", "2", backend=line)
+        _, world = await together(a, b)
+
+        async def mend() -> None:
+            await anyio.sleep(1.5)
+            line.mend()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(mend)
+            line.cut()
+            with pytest.raises(RendezvousTimeoutError, match=r"ranks that did not come: \[0, 1\]"):
+                await world.store.barrier("done", timeout=1)
 
 
 @in_virtual_time
@@ -375,6 +544,15 @@ async def test_a_store_of_a_node_that_left_refuses(call: Call) -> None:
         await a.leave()
         with pytest.raises(RendezvousFencedError, match="node a has left"):
             await call(world.store)
+
+
+@in_virtual_time
+async def test_a_store_refuses_when_its_round_was_formed_again_under_the_same_number() -> None:
+    async with Meeting() as meeting:
+        first, _ = await two(meeting)
+        await meeting.backend().commit(Put(round_key(first.round), b""))
+        with pytest.raises(RendezvousFencedError, match="round 1 is over"):
+            await first.store.num_keys()
 
 
 @in_virtual_time

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
 from rendezvous_async import Change, Put, RendezvousFencedError, RendezvousStateError
-from rendezvous_async.world import UntilChanged, World
-from tests.meeting import Meeting, in_virtual_time, now, together, until
+from rendezvous_async.backends.base import Delete, Entry
+from rendezvous_async.world import Glance, UntilChanged, World
+from tests.meeting import Meeting, in_virtual_time, now, session_of, together, until
 
 
 class Boom(Exception):
@@ -329,3 +334,181 @@ async def test_many_blocks_at_once() -> None:
             await b.leave()
         assert {block.change for block in blocks} == {Change.MEMBER_LOST}
         assert len(ended) == 20
+
+
+# A block, or a wait, for some changes only
+
+ALL_WANTED = [wanted for count in range(len(Change) + 1) for wanted in itertools.combinations(Change, count)]
+THE_END = {Change.CLOSED, Change.EVICTED}
+
+
+@asynccontextmanager
+async def a_world_with(happened: set[Change]) -> AsyncIterator[World]:
+    """A world to which all of this has happened."""
+    async with Meeting() as meeting:
+        a, b, c = await meeting.enter_all("abc", "1:3")
+        world, _ = await together(a, b)
+        if Change.NODES_WAITING in happened:
+            meeting.start(c)
+            await until(lambda: world.change is Change.NODES_WAITING)
+        if Change.MEMBER_LOST in happened:
+            await b.leave()
+            await until(lambda: world.change is Change.MEMBER_LOST)
+        if Change.EVICTED in happened:
+            await a.leave()
+        if Change.CLOSED in happened:
+            await b.close()
+            await until(lambda: world.change is Change.CLOSED or Change.EVICTED in happened)
+        yield world
+
+
+@pytest.mark.parametrize("wanted", ALL_WANTED, ids=lambda wanted: "-".join(change.value for change in wanted) or "any")
+@pytest.mark.parametrize(
+    "happened",
+    [
+        {Change.NODES_WAITING},
+        {Change.MEMBER_LOST},
+        {Change.NODES_WAITING, Change.MEMBER_LOST},
+        {Change.NODES_WAITING, Change.MEMBER_LOST, Change.EVICTED},
+        {Change.NODES_WAITING, Change.MEMBER_LOST, Change.CLOSED},
+        {Change.EVICTED},
+        {Change.CLOSED},
+    ],
+    ids=lambda happened: "+".join(change.value for change in Change if change in happened),
+)
+@in_virtual_time
+async def test_a_block_ends_for_what_is_wanted_and_for_the_end_of_the_world(
+    happened: set[Change], wanted: tuple[Change, ...]
+) -> None:
+    expected: Change | None = None
+    for change in Change:  # The most final first.
+        if change in happened and (change in THE_END or not wanted or change in wanted):
+            expected = change
+            break
+    async with a_world_with(happened) as world:
+        async with world.until_changed(*wanted) as block:
+            await anyio.sleep(10)
+        assert block.change is expected
+        with anyio.move_on_after(10) as waited:
+            assert await world.changed(*wanted) is expected
+        assert waited.cancelled_caught is (expected is None)
+
+
+@in_virtual_time
+async def test_a_block_that_goes_on_for_one_change_ends_with_a_wanted_one() -> None:
+    async with Meeting() as meeting:
+        a, b, c = await meeting.enter_all("abc", "2:3")
+        world, _ = await together(a, b)
+        block, ended = world.until_changed(Change.MEMBER_LOST), list[str]()
+        async with anyio.create_task_group() as group:
+            group.start_soon(hold, world, block, ended)
+            meeting.start(c)
+            assert await world.changed() is Change.NODES_WAITING
+            await anyio.sleep(10)
+            assert not ended, "a newcomer is not a lost member"
+            await b.leave()
+        assert ended == ["cancelled", "after"]
+        assert block.change is Change.MEMBER_LOST
+
+
+@pytest.mark.parametrize("wrong", ["closed", None, 1, Change])
+@in_virtual_time
+async def test_what_is_no_change_is_refused_at_once(wrong: Any) -> None:
+    async with Meeting() as meeting:
+        (a,) = await meeting.enter_all("a", "1")
+        world = await a.join()
+        with pytest.raises(TypeError, match=r"a change must be one of Change\.CLOSED, .*, not "):
+            world.until_changed(wrong)
+        with pytest.raises(TypeError, match="a change must be one of"):
+            await world.changed(Change.CLOSED, wrong)
+
+
+@in_virtual_time
+async def test_a_block_that_needs_every_member_ends_when_one_goes_back_but_not_for_a_newcomer() -> None:
+    async with Meeting() as meeting:
+        a, b, c = await meeting.enter_all("abc", "2:3")
+        world, _ = await together(a, b)
+        block, ended = world.while_whole(), list[str]()
+        async with anyio.create_task_group() as group:
+            group.start_soon(hold, world, block, ended)
+            meeting.start(c)
+            assert await world.changed() is Change.NODES_WAITING
+            await anyio.sleep(10)
+            assert not ended
+            meeting.start(b)
+        assert ended == ["cancelled", "after"]
+        assert block.change is Change.NODES_WAITING
+
+
+@pytest.mark.parametrize("change", [Change.MEMBER_LOST, Change.EVICTED, Change.CLOSED])
+@in_virtual_time
+async def test_a_block_that_needs_every_member_ends_for_everything_else(change: Change) -> None:
+    async with a_world_with({change}) as world:
+        async with world.while_whole() as block:
+            await anyio.sleep(10)
+        assert block.change is change
+
+
+# At a glance, from any thread
+
+
+@in_virtual_time
+async def test_a_glance_shows_who_waits_and_who_is_lost() -> None:
+    async with Meeting() as meeting:
+        a, b, c = await meeting.enter_all("abc", "2:3")
+        world, _ = await together(a, b)
+        soon = session_of(a).deadline - 0.001
+        assert world.glance(soon) == Glance(None, out=False, pending=0)
+        meeting.start(c)
+        await until(lambda: world.change is Change.NODES_WAITING)
+        assert world.glance(soon) == Glance(None, out=False, pending=1)
+        await b.leave()
+        await until(lambda: world.change is Change.MEMBER_LOST)
+        assert world.glance(soon) == Glance(None, out=False, pending=2)
+
+
+@in_virtual_time
+async def test_a_glance_shows_that_the_time_of_the_session_is_over() -> None:
+    async with Meeting() as meeting:
+        (a,) = await meeting.enter_all("a", "1")
+        world = await a.join()
+        assert world.glance(session_of(a).deadline).out is True
+
+
+@in_virtual_time
+async def test_a_glance_shows_that_the_node_has_left_or_gone_on() -> None:
+    async with Meeting() as meeting:
+        (a,) = await meeting.enter_all("a", "1")
+        old = await a.join()
+        new = await a.join()
+        soon = session_of(a).deadline - 0.001
+        assert old.glance(soon).out is True
+        assert new.glance(soon).out is False
+        await a.leave()
+        assert new.glance(soon).out is True
+
+
+@in_virtual_time
+async def test_a_glance_shows_who_closed_the_run() -> None:
+    async with Meeting() as meeting:
+        a, b = await meeting.enter_all("ab", "2")
+        world, _ = await together(a, b)
+        await b.close()
+        await until(lambda: world.change is Change.CLOSED)
+        closed = world.glance(now()).closed
+        assert closed is not None
+        assert closed.by == "b"
+
+
+@in_virtual_time
+async def test_a_world_whose_run_was_erased_is_over_and_has_nobody_pending() -> None:
+    async with Meeting() as meeting:
+        (a,) = await meeting.enter_all("a", "1")
+        world = await a.join()
+        soon = session_of(a).deadline - 0.001
+        erased = await meeting.backend().commit(Delete("state"))
+        world._membership.view.hear([Entry("state", None, erased.token)])
+        assert world.change is Change.EVICTED
+        assert world.glance(soon) == Glance(None, out=True, pending=0)
+        await a.leave()
+        assert world.change is Change.EVICTED

@@ -1,6 +1,6 @@
 """How fast the TCP backend is, next to a bare asyncio echo on the same kind of transports in the same run.
 
-    python -m tests.benchmarks.bench_tcp [requests|durable|held|keepalive ...] [--quick]
+    python -m tests.benchmarks.bench_tcp [requests|durable|held|keepalive|hostile ...] [--quick]
 
 Prints JSON lines, one for each measurement; every figure has the median, the least and the most of several runs. The
 bare echo reads as our client and server do (backends/tcp/reading.py). The server always has a process of its own, so
@@ -17,17 +17,20 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
 
 from rendezvous_async.backends.base import Put, Session
-from rendezvous_async.backends.tcp import TcpBackend
+from rendezvous_async.backends.tcp import TcpBackend, restrict
 from rendezvous_async.backends.tcp.options import open_tcp
 from rendezvous_async.settings import parse_endpoint
+from tests.backends.tcp.support import ServerProcess
 from tests.benchmarks.figures import summary
 from tests.benchmarks.fleet import Process, server
 from tests.benchmarks.workers.echo import Client
+from tests.hostile import hogs
 
 
 def report(what: str, **figures: Any) -> None:
@@ -238,11 +241,31 @@ async def bench_keepalive(quick: bool) -> None:
         await close_all(backends)
 
 
+async def bench_hostile(quick: bool) -> None:
+    """How long a ping takes while one other peer asks for as much as it can; the worst over all attacks comes last."""
+    cases = {"in memory": (False, restrict(hogs.SECRET, "hog-")), "on disk": (True, restrict(hogs.SECRET, "hog-"))}
+    if not quick:
+        cases["in memory, whole secret"] = (False, hogs.SECRET)
+    for where, (durable, secret) in cases.items():
+        longest: dict[str, list[float]] = {}
+        for _ in range(1 if quick else 3):
+            with tempfile.TemporaryDirectory() as directory:
+                data_dir = Path(directory) if durable else None
+                async with ServerProcess(data_dir, secret=hogs.SECRET, disconnect_grace=hogs.GRACE) as process:
+                    async for wait in hogs.watch_hogs(process.endpoint, process.pid, secret):
+                        longest.setdefault(wait.attack, []).append(wait.seconds)
+        for attack, seconds in longest.items():
+            report("longest ping under attack", attack=attack, server=where, ms=summary(seconds, 1e3))
+        worst = max(longest, key=lambda attack: max(longest[attack]))
+        report("longest ping of all", attack=worst, server=where, ms=summary(longest[worst], 1e3), goal_ms=100)
+
+
 BENCHMARKS: dict[str, Callable[[bool], Awaitable[None]]] = {
     "requests": bench_requests,
     "durable": bench_durable,
     "held": bench_held,
     "keepalive": bench_keepalive,
+    "hostile": bench_hostile,
 }
 
 

@@ -50,7 +50,7 @@ def _change_inside(rng: random.Random, data: bytes) -> bytes:
     for skip in (0, 2):
         try:
             value = msgspec.msgpack.decode(data[skip:])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError):
             continue
         return data[:skip] + msgspec.msgpack.encode(_changed(rng, value))
     return data
