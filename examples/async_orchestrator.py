@@ -17,13 +17,9 @@ async def worker(name: str, endpoint: str, crash_at: int | None = None) -> None:
     timeouts = rdzv.Timeouts(join=30, last_call=0.5, regroup=0.2)
     step = 0
     async with rdzv.connect(endpoint, run_id="example", nodes="2:4", node=name, timeouts=timeouts) as rendezvous:
-        while step < STEPS:
-            try:
-                world = await rendezvous.join()
-            except rdzv.RendezvousClosedError:
-                return
+        async for world in rendezvous.worlds():  # Until the run is closed.
             print(f"{name}: round {world.round}, rank {world.rank} of {world.size}, from step {step}", flush=True)
-            async with world.until_changed() as block:
+            async with world.until_changed():
                 # Everybody goes on from the step of rank 0, who was there before.
                 if world.rank == 0:
                     await world.store.set("step", str(step))
@@ -35,9 +31,10 @@ async def worker(name: str, endpoint: str, crash_at: int | None = None) -> None:
                         print(f"{name}: crashes", flush=True)
                         return
                 await world.store.barrier("done")
-            print(f"{name}: {block.change or 'done'} at step {step}", flush=True)
-            if block.change is None and world.rank == 0:
-                await rendezvous.close(f"all {STEPS} steps are done")
+                if world.rank == 0:
+                    await rendezvous.close(f"all {STEPS} steps are done")
+                await world.changed()  # The others wait for rank 0.
+            print(f"{name}: {world.change} at step {step}", flush=True)
 
 
 async def train_one_step(world: rdzv.World) -> None:

@@ -14,6 +14,9 @@ import time
 from pathlib import Path
 from typing import TextIO
 
+if len(sys.argv) < 2 or "RANK" not in os.environ:
+    print("usage: rdzv launch ... -- python launched_worker.py STEPS [CHECKPOINT]", file=sys.stderr)
+    sys.exit(2)
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 MASTER = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 

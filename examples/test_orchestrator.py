@@ -13,19 +13,14 @@ FINISHED: list[int] = []
 
 
 async def my_orchestrator(rendezvous: rdzv.Rendezvous) -> None:
-    while True:
-        try:
-            world = await rendezvous.join()
-        except rdzv.RendezvousClosedError:
-            return
-        async with world.until_changed() as block:
+    async for world in rendezvous.worlds():
+        async with world.until_changed():
             await anyio.sleep(60)  # An hour of training, say.
             await world.store.barrier("done")
-        if block.change is None:
             FINISHED.append(world.rank)
             if world.rank == 0:
                 await rendezvous.close("done")
-            return
+            await world.changed()
 
 
 async def a_bad_day() -> None:

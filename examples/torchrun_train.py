@@ -1,7 +1,6 @@
 """Elastic training under torchrun: agents may come and go, and each world goes on from the last checkpoint.
 
-    torchrun --nnodes=1:4 --nproc-per-node=1 --max-restarts=10 --rdzv-id=job-7 \
-        --rdzv-backend=async-tcp --rdzv-endpoint=head:29400 \
+    torchrun --nnodes=1:4 --max-restarts=10 --rdzv-id=job-7 --rdzv-backend=async-tcp --rdzv-endpoint=head:29400 \
         --rdzv-conf=last_call_timeout=5,secret_file=secret.txt torchrun_train.py shared/checkpoint.pt 20
 
 Whenever the world changes, torchrun ends the workers and starts them anew, with other ranks: so keep everything that
@@ -55,4 +54,7 @@ def save(state: dict[str, object], checkpoint: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        print("usage: torchrun ... torchrun_train.py CHECKPOINT EPOCHS", file=sys.stderr)
+        sys.exit(2)
     main(Path(sys.argv[1]), int(sys.argv[2]))
