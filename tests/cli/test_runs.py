@@ -77,18 +77,24 @@ async def test_watch_tells_every_change(server: TcpServer) -> None:
     assert "closed by a: enough" in watch.lines[-1]
 
 
+async def watched_on_a_killed_server(stack: AsyncExitStack, *serving: str) -> tuple[library.Rendezvous, Command, str]:
+    """Return a node in round 1, ``rdzv watch`` of its run, and the endpoint of their server, which was killed since."""
+    server = await stack.enter_async_context(command(*serving))
+    endpoint = (await server.line("ready ")).split()[1]
+    a = library.connect(endpoint, run_id="job", nodes="1", node="a", is_host=False)
+    await stack.enter_async_context(a)
+    await a.join()
+    watch = await stack.enter_async_context(command("watch", endpoint, "--run-id", "job"))
+    await watch.line("round 1 has formed")
+    server.signal(signal.SIGKILL)
+    await server.code()
+    return a, watch, endpoint
+
+
 async def test_watch_tells_that_the_server_is_gone_and_back(tmp_path: Path) -> None:
     serving = ("serve", "--port", str(free_port()), "--data-dir", str(tmp_path / "data"))
     async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(command(*serving))
-        endpoint = (await first.line("ready ")).split()[1]
-        a = library.connect(endpoint, run_id="job", nodes="1", node="a", is_host=False)
-        await stack.enter_async_context(a)
-        await a.join()
-        watch = await stack.enter_async_context(command("watch", endpoint, "--run-id", "job"))
-        await watch.line("round 1 has formed")
-        first.signal(signal.SIGKILL)
-        await first.code()
+        a, watch, endpoint = await watched_on_a_killed_server(stack, *serving)
         await watch.line(lambda line: endpoint in line and ("cannot reach" in line or "no connection" in line))
         second = await stack.enter_async_context(command(*serving))
         await second.line("ready ")
@@ -98,18 +104,10 @@ async def test_watch_tells_that_the_server_is_gone_and_back(tmp_path: Path) -> N
 
 
 async def test_watch_goes_on_when_the_server_has_forgotten_the_run() -> None:
-    port = str(free_port())
+    serving = ("serve", "--port", str(free_port()))
     async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(command("serve", "--port", port))
-        endpoint = (await first.line("ready ")).split()[1]
-        a = library.connect(endpoint, run_id="job", nodes="1", node="a", is_host=False)
-        await stack.enter_async_context(a)
-        await a.join()
-        watch = await stack.enter_async_context(command("watch", endpoint, "--run-id", "job"))
-        await watch.line("round 1 has formed")
-        first.signal(signal.SIGKILL)
-        await first.code()
-        second = await stack.enter_async_context(command("serve", "--port", port))
+        a, watch, _ = await watched_on_a_killed_server(stack, *serving)
+        second = await stack.enter_async_context(command(*serving))
         await second.line("ready ")
         before = watch.lines.index(await watch.line("the backend holds nothing of the run any more"))
         await a.join()
