@@ -1,7 +1,7 @@
-"""An elastic job with an async orchestrator: workers come, one crashes, a new one comes, and the work goes on.
+"""An elastic job with an async orchestrator: workers join, one crashes, a new one joins, and the work continues.
 
-Run it with no arguments: all workers are tasks of this process, and meet in its memory. With an endpoint, for example
-tcp://head:29400, the same ``worker`` runs in any number of processes on any number of machines.
+Without arguments, all workers are tasks of this process and meet in its memory. With an endpoint and a name, for
+example tcp://head:29400 alice, the same ``worker`` runs in any number of processes on any number of machines.
 """
 
 import sys
@@ -20,7 +20,7 @@ async def worker(name: str, endpoint: str, crash_at: int | None = None) -> None:
         async for world in rendezvous.worlds():  # Until the run is closed.
             print(f"{name}: round {world.round}, rank {world.rank} of {world.size}, from step {step}", flush=True)
             async with world.until_changed():
-                # Everybody goes on from the step of rank 0, who was there before.
+                # Continue from the step of rank 0, a survivor if there is one.
                 if world.rank == 0:
                     await world.store.set("step", str(step))
                 step = int(await world.store.get("step"))
@@ -38,7 +38,7 @@ async def worker(name: str, endpoint: str, crash_at: int | None = None) -> None:
 
 
 async def train_one_step(world: rdzv.World) -> None:
-    await anyio.sleep(0.02)  # Your training goes here; it is cancelled when the world changes.
+    await anyio.sleep(0.02)  # Your training step; it is cancelled when the world changes.
 
 
 async def main() -> None:

@@ -1,59 +1,59 @@
-"""A backend of your own: this one keeps its state in another backend, and an audit of every write that won.
-
-It is seven methods on absolute keys; the base class does the rest, and ``check_backend`` proves that it keeps its word.
-"""
+"""A custom driver: it wraps another driver and records every successful write."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import rendezvous_async as rdzv
-from rendezvous_async.backends.base import Write
 from rendezvous_async.testing import check_backend, run
 
 AUDIT: list[str] = []
 
 
-class AuditedBackend(rdzv.Backend):
+class AuditedDriver(rdzv.Driver):
     name, max_writes, max_bytes = "audited", 128, 1024 * 1024
 
-    def __init__(self, inner: rdzv.Backend) -> None:
-        super().__init__(inner.run_id)
-        self._inner = inner
+    def __init__(self, inner: rdzv.Driver) -> None:
+        self.inner = inner
 
-    async def _get(self, key: str) -> rdzv.Entry | None:
-        return await self._inner._get(key)
+    async def get(self, key: str) -> rdzv.Entry | None:
+        return await self.inner.get(key)
 
-    async def _list(self, name: str) -> rdzv.Listing:
-        return await self._inner._list(name)
+    async def list(self, name: str) -> rdzv.Listing:
+        return await self.inner.list(name)
 
-    async def _commit(self, writes: tuple[Write, ...], when: tuple[rdzv.Condition, ...]) -> rdzv.Commit:
-        commit = await self._inner._commit(writes, when)
+    async def commit(
+        self, writes: tuple[rdzv.Write, ...], when: tuple[rdzv.Condition, ...], deadline: rdzv.Deadline | None = None
+    ) -> rdzv.Commit:
+        commit = await self.inner.commit(writes, when, deadline)
         AUDIT.extend(f"{commit.token}: {write}" for write in writes if commit.won)
         return commit
 
-    def _watch(self, names: tuple[str, ...], after: rdzv.Token | None) -> rdzv.Watch:
-        return self._inner._watch(names, after)
+    async def open(self, opening: rdzv.Opening, deadline: rdzv.Deadline | None = None) -> rdzv.Granted:
+        return rdzv.Granted((await self.inner.open(rdzv.Opening(opening.ttl), deadline)).session)
 
-    async def open_session(self, ttl: float) -> rdzv.Session:
-        return await self._inner.open_session(ttl)
+    async def keep_alive(self, session: str, deadline: rdzv.Deadline | None = None) -> None:
+        await self.inner.keep_alive(session, deadline)
 
     async def end_session(self, session: str) -> None:
-        await self._inner.end_session(session)
+        await self.inner.end_session(session)
+
+    def watch(self, names: tuple[str, ...], after: rdzv.Token | None, sink: rdzv.Sink) -> rdzv.Subscription:
+        return self.inner.watch(names, after, sink)
 
     async def aclose(self) -> None:
-        await self._inner.aclose()
+        await self.inner.aclose()
 
 
 @asynccontextmanager
 async def make(run_id: str) -> AsyncIterator[rdzv.Backend]:
-    async with rdzv.open_backend("memory://example", run_id=run_id) as inner, AuditedBackend(inner) as backend:
-        yield backend
+    async with rdzv.open_backend("memory://example", run_id=run_id) as inner:
+        yield rdzv.Backend(AuditedDriver(inner.driver), run_id)
 
 
 async def main() -> None:
     await check_backend(make)
     async with make("job") as backend, rdzv.connect(backend=backend, run_id="job", nodes=1) as rendezvous:
-        print(f"it keeps every promise; {await rendezvous.join()}; {len(AUDIT)} writes are in the audit")
+        print(f"it passes every check; {await rendezvous.join()}; {len(AUDIT)} writes are in the audit")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""How to test your own orchestrator: the real library, a simulated network, virtual time, and faults on purpose.
+"""Test your own orchestrator: the real library, a simulated network, virtual time and injected faults.
 
-``my_orchestrator`` stands for your code. The test crashes a node, cuts one off, loses the server, and asks that every
-guarantee holds and that the job gets done: minutes of timeouts, in a fraction of a second, the same each time.
+``my_orchestrator`` stands for your code. The test crashes a node, partitions the network, and checks that every
+guarantee holds and that the job finishes: minutes of timeouts in a fraction of a second, reproducible by its seed.
 """
 
 import anyio
@@ -15,7 +15,7 @@ FINISHED: list[int] = []
 async def my_orchestrator(rendezvous: rdzv.Rendezvous) -> None:
     async for world in rendezvous.worlds():
         async with world.until_changed():
-            await anyio.sleep(60)  # An hour of training, say.
+            await anyio.sleep(60)  # Your training.
             await world.store.barrier("done")
             FINISHED.append(world.rank)
             if world.rank == 0:
@@ -40,9 +40,9 @@ async def a_bad_day() -> None:
 def test_my_orchestrator_survives_a_bad_day() -> None:
     FINISHED.clear()
     run(a_bad_day, seed=7)
-    assert 0 in FINISHED  # Others may learn of the end from the close.
+    assert 0 in FINISHED  # The others may only see that the run is closed.
 
 
 if __name__ == "__main__":
     test_my_orchestrator_survives_a_bad_day()
-    print("the job got done, and every guarantee held")
+    print("the job finished, and every guarantee held")

@@ -1,10 +1,10 @@
-"""Elastic training under torchrun: agents may come and go, and each world goes on from the last checkpoint.
+"""Elastic training under torchrun: agents may come and go, and each world resumes from the last checkpoint.
 
     torchrun --nnodes=1:4 --max-restarts=10 --rdzv-id=job-7 --rdzv-backend=async-tcp --rdzv-endpoint=head:29400 \
         --rdzv-conf=last_call_timeout=5,secret_file=secret.txt torchrun_train.py shared/checkpoint.pt 20
 
-Whenever the world changes, torchrun ends the workers and starts them anew, with other ranks: so keep everything that
-must survive in the checkpoint, and split the work by the rank and the size of now.
+When the world changes, torchrun restarts the workers with new ranks. So keep everything that must survive in the
+checkpoint, and split the work by the current rank and size.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def main(checkpoint: Path, epochs: int) -> None:
         model.load_state_dict(saved["model"])
         first = saved["epoch"] + 1
     if rank == 0:
-        print(f"{size} workers begin with epoch {first}", flush=True)
+        print(f"{size} workers start at epoch {first}", flush=True)
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.05)
     truth = torch.arange(8.0).unsqueeze(1) / 8
     for epoch in range(first, epochs):
         samples = torch.randn(1024, 8, generator=torch.Generator().manual_seed(epoch))
-        for batch in samples[rank::size].split(32):  # each worker has its own share, whatever the size is
+        for batch in samples[rank::size].split(32):  # each worker's own share
             loss = torch.nn.functional.mse_loss(parallel(batch), batch @ truth)
             optimizer.zero_grad()
             loss.backward()
@@ -47,7 +47,7 @@ def main(checkpoint: Path, epochs: int) -> None:
 
 
 def save(state: dict[str, object], checkpoint: Path) -> None:
-    """Write beside it and rename: whoever is killed here leaves the last checkpoint whole."""
+    """Write a temporary file and rename it: a worker killed here leaves the last checkpoint intact."""
     temporary = checkpoint.with_suffix(f".{os.getpid()}")
     torch.save(state, temporary)
     temporary.replace(checkpoint)

@@ -9,40 +9,45 @@
             async with world.until_changed():
                 await train(world.rank, world.size)
 
-A map of the package, from the inside out; imports go only this way:
+The rooms, from the inside out; imports go only this way (``docs/design.md`` says more):
 
-* ``errors``, ``settings``: what can go wrong, what can be set
-* ``clock``, ``notice``: what time it is, and how to wait
-* ``core``: what to do, as pure values and functions (records, rules of a round, ranks, diagnosis)
-* ``backends``: where state lives (memory, tcp, etcd, file), as bytes behind fencing tokens
-* ``addresses``: how others reach this machine
-* ``participant``, ``view``, ``control``: a node as it takes part; what it sees of a run; what anybody can do to it
-* ``coordinator``, ``store``: folding the roster into rounds; a round's own key-value store
-* ``arrival``, ``membership``, ``world``, ``owner``, ``handler``, ``connecting``: how a node arrives, its session, its
-  round, the owner of all tasks, the rendezvous as a user holds it, and how to get one
-* ``sync``, ``torchrun``, ``plugin``: the classic's blocking interface; torch's handler over it; where torchrun finds it
-* ``cli``, ``testing``: the ``rdzv`` command; the simulator and the conformance kit
+* ``errors``, ``settings``, ``texts``: what can go wrong, what can be set, how text from others is shown
+* ``core``: what to do, as values and pure functions: records, rules of a round, the coordinator, an arrival
+* ``aio``: how to wait: the clocks, a deadline, a notice, a latch
+* ``backends``: where state lives: ``Backend``, which users hold, over a ``Driver`` (memory, tcp, etcd, file)
+* ``admin``: what anybody can do to a run: status, close, evict
+* ``node``: a node's life: connect, join, keep alive, coordinate, leave
+* ``sync``, ``launch``, ``page``: the classic's blocking interface and torchrun; the launcher; the status page
+* ``testing``: virtual time, a cluster with faults, the conformance kit
+* ``cli``: the ``rdzv`` command
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rendezvous_async.aio.deadline import Deadline
     from rendezvous_async.backends import open_backend
     from rendezvous_async.backends.base import (
         Backend,
         Commit,
         Condition,
         Delete,
+        Driver,
         Entry,
+        Granted,
         Listing,
+        Opened,
+        Opening,
         Put,
         Session,
+        Sink,
+        Subscription,
         Token,
         Watch,
+        Write,
     )
     from rendezvous_async.backends.tcp import serve
-    from rendezvous_async.connecting import connect
     from rendezvous_async.core.diagnosis import Status
     from rendezvous_async.core.rules import Change
     from rendezvous_async.core.state import Member
@@ -57,24 +62,31 @@ if TYPE_CHECKING:
         RendezvousSettingsError,
         RendezvousStateError,
         RendezvousTimeoutError,
+        RendezvousVersionError,
     )
-    from rendezvous_async.events import Event, EventKind
-    from rendezvous_async.handler import Rendezvous
+    from rendezvous_async.node.connect import connect
+    from rendezvous_async.node.events import Event, EventKind
+    from rendezvous_async.node.rendezvous import Rendezvous
+    from rendezvous_async.node.store import Store
+    from rendezvous_async.node.world import World
     from rendezvous_async.settings import Settings, Timeouts
-    from rendezvous_async.store import Store
-    from rendezvous_async.world import World
 
 __all__ = [
     "Backend",
     "Change",
     "Commit",
     "Condition",
+    "Deadline",
     "Delete",
+    "Driver",
     "Entry",
     "Event",
     "EventKind",
+    "Granted",
     "Listing",
     "Member",
+    "Opened",
+    "Opening",
     "Put",
     "Rendezvous",
     "RendezvousClosedError",
@@ -87,14 +99,18 @@ __all__ = [
     "RendezvousSettingsError",
     "RendezvousStateError",
     "RendezvousTimeoutError",
+    "RendezvousVersionError",
     "Session",
     "Settings",
+    "Sink",
     "Status",
     "Store",
+    "Subscription",
     "Timeouts",
     "Token",
     "Watch",
     "World",
+    "Write",
     "connect",
     "open_backend",
     "serve",
@@ -102,59 +118,24 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "backends": ("open_backend",),
-    "backends.base": (
-        "Backend",
-        "Commit",
-        "Condition",
-        "Delete",
-        "Entry",
-        "Listing",
-        "Put",
-        "Session",
-        "Token",
-        "Watch",
-    ),
-    "backends.tcp": ("serve",),
-    "connecting": ("connect",),
-    "core.diagnosis": ("Status",),
-    "core.rules": ("Change",),
-    "core.state": ("Member",),
-    "errors": (
-        "RendezvousClosedError",
-        "RendezvousConnectionError",
-        "RendezvousDisplacedError",
-        "RendezvousError",
-        "RendezvousFencedError",
-        "RendezvousGracefulExitError",
-        "RendezvousSessionError",
-        "RendezvousSettingsError",
-        "RendezvousStateError",
-        "RendezvousTimeoutError",
-    ),
-    "events": (
-        "Event",
-        "EventKind",
-    ),
-    "handler": ("Rendezvous",),
-    "settings": (
-        "Settings",
-        "Timeouts",
-    ),
-    "store": ("Store",),
-    "world": ("World",),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOMES = (
+    *("errors", "settings", "aio.deadline", "core.state", "core.rules", "core.diagnosis"),
+    *("backends.base", "backends", "node.events", "node.store", "node.world", "node.rendezvous", "node.connect"),
+    "backends.tcp",
+)
+"""The modules that have the public names, each in its ``__all__``; those that cost more to import come later."""
 
 
 def __getattr__(name: str) -> object:
     """Import a public name when it is first used: ``rdzv --help`` must not wait for what it does not need."""
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-    globals()[name] = value
-    return value
+    if name in __all__:
+        for home in _HOMES:
+            module = import_module(f"{__name__}.{home}")
+            if name in module.__all__:
+                value: object = getattr(module, name)
+                globals()[name] = value
+                return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,8 @@
     │   └── RendezvousGracefulExitError  ... while this node was a spare: it was not needed, nothing failed
     ├── RendezvousTimeoutError           a deadline passed; also a TimeoutError; carries a diagnosis
     ├── RendezvousConnectionError        the backend cannot be reached; also a ConnectionError; lists what was tried
-    ├── RendezvousStateError             bytes in the backend that are not ours, damaged, or of a newer version
+    ├── RendezvousStateError             bytes in the backend that are damaged, or not of this library
+    │   └── RendezvousVersionError       ... or that need a newer version of it; nothing is damaged: upgrade
     ├── RendezvousSettingsError          this node and the run disagree on min, max, ranks or timeouts
     ├── RendezvousDisplacedError         another live node has taken this node's id; each node needs its own
     ├── RendezvousSessionError           the backend has ended this session; whatever was bound to it is gone
@@ -34,6 +35,7 @@ __all__ = [
     "RendezvousSettingsError",
     "RendezvousStateError",
     "RendezvousTimeoutError",
+    "RendezvousVersionError",
 ]
 
 
@@ -42,27 +44,27 @@ class RendezvousError(Exception):
 
 
 class RendezvousClosedError(RendezvousError):
-    """The run was closed by somebody, for everyone and for good.
+    """Somebody closed the run, for everyone and for good.
 
     Attributes:
         reason: What the author of the close said.
         by: The node that closed it.
     """
 
+    _note = ""
+
     def __init__(self, reason: str = "", by: str = "", *, run_id: str = "") -> None:
         self.reason = reason
         self.by = by
         run = f"run {run_id!r}" if run_id else "the rendezvous"
         who, why = printable(by) or "an unnamed node", printable(reason) or "no reason given"
-        super().__init__(f"{run} was closed by {who}: {why}")
+        super().__init__(f"{run} was closed by {who}: {why}{self._note}")
 
 
 class RendezvousGracefulExitError(RendezvousClosedError):
     """The run was closed while this node was a spare: it was not needed, and nothing failed."""
 
-    def __init__(self, reason: str = "", by: str = "", *, run_id: str = "") -> None:
-        super().__init__(reason, by, run_id=run_id)
-        self.args = (f"{self}; this node was a spare, and was not needed",)
+    _note = "; this node was a spare, and was not needed"
 
 
 class RendezvousTimeoutError(RendezvousError, TimeoutError):
@@ -81,19 +83,23 @@ class RendezvousConnectionError(RendezvousError, ConnectionError):
     """The backend cannot be reached, or did not answer in time; a write in flight may or may not have happened.
 
     Attributes:
-        attempts: What was tried and how each ended, one line each; the text leaves out those that its head has.
+        attempts: What was tried and how each attempt ended, one line each.
         final: Trying again cannot help: a wrong secret, a wrong certificate, another protocol.
     """
 
     def __init__(self, message: str, attempts: Sequence[str] = (), *, final: bool = False) -> None:
-        self.attempts = tuple(attempts)
+        self.attempts: tuple[str, ...] = tuple(attempts)
         self.final = final
         news = [attempt for attempt in self.attempts if attempt not in message]
         super().__init__("\n  ".join((message, *news)))
 
 
 class RendezvousStateError(RendezvousError):
-    """The backend holds bytes that are not ours, are damaged, or come from a newer version."""
+    """The backend holds bytes that are damaged, or that this library did not write."""
+
+
+class RendezvousVersionError(RendezvousStateError):
+    """A newer version of this library wrote this, or it needs a feature that this version does not know: upgrade."""
 
 
 class RendezvousSettingsError(RendezvousError):

@@ -13,18 +13,18 @@ from urllib.parse import parse_qsl, quote, unquote
 
 import msgspec
 
+from rendezvous_async.sizes import MAX_NODES
+
 __all__ = ["DEFAULT_PORTS", "Endpoint", "Settings", "Timeouts", "parse_endpoint", "parse_nodes", "settings_of"]
 
 DEFAULT_PORTS = {"tcp": 29400, "etcd": 2379, "etcds": 2379}
-MAX_NODES = 1_000_000
 MAX_ID_LENGTH = 256
 MAX_ENCODED_ID_LENGTH = 1000
 """Percent-encoded, an id must fit into a backend's key."""
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 _SECRET = re.compile(r"\b(secret|password)=[^&]*")
 """What a message about an endpoint must not repeat."""
-_HOST_SCHEMES = frozenset(DEFAULT_PORTS)
-_PATH_SCHEMES = frozenset({"file", "memory"})
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 
 
 def check_seconds(name: str, value: object) -> float:
@@ -45,10 +45,8 @@ def check_seconds(name: str, value: object) -> float:
 def parse_seconds(name: str, value: object) -> float:
     """Return the same of an option, which may be the text of a query."""
     if isinstance(value, str):
-        try:
+        with contextlib.suppress(ValueError):
             value = float(value)
-        except ValueError:
-            raise ValueError(f"{name} must be a number of seconds, not {value!r}") from None
     return check_seconds(name, value)
 
 
@@ -111,7 +109,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.last_call, 3.0) if self.regroup is None else self.regroup
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Settings(msgspec.Struct, frozen=True):
     """What all nodes of a run must agree on; it lives in the run's state."""
 
     min_nodes: int
@@ -191,9 +189,9 @@ class Endpoint(msgspec.Struct, frozen=True):
     """Where a backend lives, taken apart.
 
     Attributes:
-        scheme: ``tcp``, ``etcd``, ``etcds``, ``file`` or ``memory``.
-        hosts: ``(host, port)`` pairs, for the schemes that have them.
-        path: The directory of ``file``, the name of ``memory``.
+        scheme: ``tcp``, ``etcd``, ``etcds``, ``file``, ``memory``, or that of another distribution's backend.
+        hosts: ``(host, port)`` pairs of ``tcp``, ``etcd`` and ``etcds``.
+        path: The directory of ``file``, the name of ``memory``, the whole place of a scheme that is not known here.
         options: What stood in the query string.
     """
 
@@ -210,9 +208,7 @@ class Endpoint(msgspec.Struct, frozen=True):
         return [("place", str(self))]
 
     def __str__(self) -> str:
-        if self.scheme in _PATH_SCHEMES:
-            return f"{self.scheme}://{self.path}"
-        return f"{self.scheme}://" + ",".join(format_address(host, port) for host, port in self.hosts)
+        return f"{self.scheme}://" + (self.path or ",".join(format_address(host, port) for host, port in self.hosts))
 
 
 def format_address(host: str, port: int) -> str:
@@ -226,40 +222,43 @@ def show_endpoint(given: object) -> str:
         is_plain = given is None or isinstance(given, int | float | Endpoint)
         return repr(given) if is_plain else f"a value of type {type(given).__name__}"
     place, _, query = given.partition("?")
-    scheme, mark, rest = place.partition("://")
+    scheme, mark, _ = place.partition("://")
     if "@" in place:
         host = place.rpartition("@")[2]
-        place = f"{scheme}://...@{host}" if "@" in rest and "@" not in scheme else f"...@{host}"
+        place = f"...@{host}" if "@" in scheme else f"{scheme}://...@{host}"
     elif "@" in query:  # A password may have a question mark in it.
         place = f"{scheme}://..." if mark else "..."
     return repr(_SECRET.sub(r"\1=...", place))
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """Take an endpoint apart: ``tcp://head:29400?is_host=auto``, ``etcd://a,b,c``, ``file:///dir``, ``memory://name``."""
+    """Take an endpoint apart: ``tcp://head:29400?is_host=auto``, ``etcd://a,b,c``, ``file:///dir``, ``memory://name``.
+
+    Whether there is a backend for the scheme is seen where backends are opened.
+    """
     given: object = text
     shown = show_endpoint(given)
     if not isinstance(given, str) or "://" not in given:
         raise ValueError(f"endpoint must look like scheme://..., for example tcp://head:29400, not {shown}")
     scheme, _, rest = text.partition("://")
-    if scheme not in _HOST_SCHEMES | _PATH_SCHEMES:
-        what = f"the unknown scheme {scheme!r}" if f"{scheme}://" in shown else "an unknown scheme"
-        known = ", ".join(sorted(_HOST_SCHEMES | _PATH_SCHEMES))
-        raise ValueError(f"endpoint {shown} has {what}; known are {known}")
+    if not _SCHEME.fullmatch(scheme):
+        raise ValueError(f"endpoint {shown} must begin with a scheme of small letters, for example tcp://")
     place, question, query = rest.partition("?")
     pairs: list[tuple[str, str]] | None = None
-    with contextlib.suppress(ValueError):  # Its text has a part of the query, so it must not be the context of ours.
+    with contextlib.suppress(ValueError):  # It quotes the query, which may hold a secret: do not chain it.
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(question))
     if pairs is None:
         raise ValueError(f"endpoint {shown} has a query that is not name=value&name=value")
     options = dict(pairs)
     if len(options) != len(pairs):
         raise ValueError(f"endpoint {shown} names an option twice")
-    if scheme in _PATH_SCHEMES:
+    if scheme not in DEFAULT_PORTS:
         path = unquote(place)
         if not path or (scheme == "file" and not path.startswith("/")):
             example = "file:///shared/dir" if scheme == "file" else "memory://name"
             raise ValueError(f"endpoint {shown} must name a place, for example {example}")
+        if "@" in place and scheme not in ("file", "memory"):
+            raise ValueError(f"endpoint {shown} must not have a user or password before its place")
         return Endpoint(scheme, path=path, options=options)
     authority = place.removesuffix("/")
     if "/" in authority or "#" in authority or "@" in authority:

@@ -15,16 +15,17 @@ from typing import TypeVar
 from rendezvous_async.backends.base import Put
 from rendezvous_async.core.state import NODES, STATE
 from rendezvous_async.sync import (
-    RendezvousHandler,
+    DynamicRendezvousHandler,
     RendezvousInfo,
     RendezvousSettings,
     RendezvousTimeout,
 )
+from rendezvous_async.sync.carrier import at_endpoint
 
 __all__ = ["PATIENCE", "count_nodes", "damage", "in_thread", "join_all", "make_handler", "serve_apart", "wait_until"]
 
 PATIENCE = float(os.environ.get("RENDEZVOUS_TEST_PATIENCE", "60"))
-"""Seconds after which a test gives up; ``tests.mutations`` has less."""
+"""Seconds after which a test gives up; ``tests.proof.mutations`` has less."""
 
 T = TypeVar("T")
 
@@ -49,11 +50,11 @@ def make_handler(
     join: float = PATIENCE,
     last_call: float = 0.1,
     name: str = "test",
-) -> RendezvousHandler:
+) -> DynamicRendezvousHandler:
     """Make a handler that does not wait long."""
     seconds = [timedelta(seconds=value) for value in (join, last_call, 10, 5)]
     settings = RendezvousSettings(run_id, *nodes, RendezvousTimeout(*seconds))
-    return RendezvousHandler(name, endpoint, settings, local_addr="127.0.0.1")
+    return DynamicRendezvousHandler(name, at_endpoint(endpoint), settings, local_addr="127.0.0.1")
 
 
 def in_thread(function: Callable[..., T], *args: object) -> Future[T]:
@@ -70,7 +71,7 @@ def in_thread(function: Callable[..., T], *args: object) -> Future[T]:
     return future
 
 
-def join_all(*handlers: RendezvousHandler) -> list[RendezvousInfo]:
+def join_all(*handlers: DynamicRendezvousHandler) -> list[RendezvousInfo]:
     """Let all join at once, and return what they got, in the same order."""
     joins = [in_thread(handler.next_rendezvous) for handler in handlers]
     return [join.result(PATIENCE) for join in joins]
@@ -86,14 +87,14 @@ def wait_until(met: Callable[[], bool]) -> None:
     raise AssertionError(f"it did not come within {PATIENCE:g} s")
 
 
-def count_nodes(member: RendezvousHandler) -> int:
+def count_nodes(member: DynamicRendezvousHandler) -> int:
     """Count the nodes that are here, at the barrier or in the round, as a member finds them."""
     lease, place = member._open()
     _, backend = lease.call(place._open)
     return len(lease.call(backend.list, NODES).entries)
 
 
-def damage(handler: RendezvousHandler) -> None:
+def damage(handler: DynamicRendezvousHandler) -> None:
     """Write what is not ours over the run's state."""
     lease, place = handler._open()
     _, backend = lease.call(place._open)

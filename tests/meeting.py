@@ -16,19 +16,35 @@ from typing import Any, ParamSpec, TypeVar
 import anyio
 
 import rendezvous_async as rdzv
-from rendezvous_async.backends.base import Commit, Condition, Entry, Listing, Session, Token, Watch, Write
-from rendezvous_async.backends.memory import MemoryBackend, MemoryServer, _MemoryWatch
-from rendezvous_async.backends.table import Table
-from rendezvous_async.control import read_head
+from rendezvous_async.admin import read_head
+from rendezvous_async.aio.deadline import Deadline
+from rendezvous_async.backends.base import (
+    Backend,
+    Commit,
+    Condition,
+    Driver,
+    Entry,
+    Granted,
+    Listing,
+    Opening,
+    Session,
+    Sink,
+    Subscription,
+    Token,
+    Write,
+)
+from rendezvous_async.backends.memory import MemoryDriver, MemoryServer, MemorySubscription
+from rendezvous_async.backends.table.table import Table
 from rendezvous_async.core.state import Head
-from rendezvous_async.handler import Rendezvous
+from rendezvous_async.node.rendezvous import Rendezvous
+from rendezvous_async.node.world import World
 from rendezvous_async.testing import run
-from rendezvous_async.world import World
 
 P = ParamSpec("P")
 T = TypeVar("T")
-B = TypeVar("B", bound=MemoryBackend)
+D = TypeVar("D", bound=MemoryDriver)
 RUN = "job"
+PREFIX = f"rendezvous_async/{RUN}/"
 SEEDS = (None, 1)
 
 
@@ -49,57 +65,65 @@ async def bounded(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
         await body()
 
 
-class Line(MemoryBackend):
-    """A backend at the end of a line that can be cut: calls get no answer, and watches go silent, until it is whole."""
+class Line(MemoryDriver):
+    """A client at the end of a line that can be cut: calls get no answer, and watches go silent, until it is whole."""
 
-    def __init__(self, server: MemoryServer, run_id: str) -> None:
-        super().__init__(server, run_id)
+    def __init__(self, server: MemoryServer) -> None:
+        super().__init__(server)
         self._whole = anyio.Event()
         self._whole.set()
+
+    @property
+    def is_cut(self) -> bool:
+        return not self._whole.is_set()
 
     def cut(self) -> None:
         self._whole = anyio.Event()
 
     def mend(self) -> None:
         self._whole.set()
+        for subscription in self._subscriptions:
+            subscription.look()
 
-    async def whole(self) -> None:
+    async def table(self) -> Table:
         await self._whole.wait()
+        return await super().table()
 
-    async def _table(self) -> Table:
-        await self.whole()
-        return await super()._table()
-
-    def _watch(self, names: tuple[str, ...], after: Token | None) -> Watch:
-        return _LineWatch(self, names, after)
-
-
-class _LineWatch(_MemoryWatch):
-    _backend: Line
-
-    async def _next(self) -> Listing:
-        await super()._next()
-        await self._backend.whole()
-        return await super()._next()
+    def watch(self, names: tuple[str, ...], after: Token | None, sink: Sink) -> Subscription:
+        subscription = super().watch(names, after, sink)
+        assert isinstance(subscription, MemorySubscription)
+        subscription.__class__ = _LineSubscription
+        assert isinstance(subscription, _LineSubscription)
+        subscription.line = self
+        return subscription
 
 
-class Slow(MemoryBackend):
-    """A backend far away: what it is asked to do happens halfway between the call and the answer."""
+class _LineSubscription(MemorySubscription):
+    line: Line
 
-    async def _get(self, key: str) -> Entry | None:
-        return await self._slowly(super()._get(key))
+    def push(self) -> None:
+        if self.line.is_cut:
+            self._is_due = False
+        else:
+            super().push()
 
-    async def _list(self, name: str) -> Listing:
-        return await self._slowly(super()._list(name))
 
-    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
-        return await self._slowly(super()._commit(writes, when))
+class Slow(MemoryDriver):
+    """A client far away: what it asks for happens halfway between the call and the answer."""
 
-    async def open_session(self, ttl: float) -> Session:
-        return await self._slowly(super().open_session(ttl))
+    async def get(self, key: str) -> Entry | None:
+        return await self._slowly(super().get(key))
 
-    async def _begin(self, *args: Any) -> tuple[Session, Commit | None]:
-        return await self._slowly(super()._begin(*args))
+    async def list(self, name: str) -> Listing:
+        return await self._slowly(super().list(name))
+
+    async def commit(
+        self, writes: tuple[Write, ...], when: tuple[Condition, ...], deadline: Deadline | None = None
+    ) -> Commit:
+        return await self._slowly(super().commit(writes, when, deadline))
+
+    async def open(self, opening: Opening, deadline: Deadline | None = None) -> Granted:
+        return await self._slowly(super().open(opening, deadline))
 
     async def end_session(self, session: str) -> None:
         await self._slowly(super().end_session(session))
@@ -117,9 +141,9 @@ class Slow(MemoryBackend):
 
 def session_of(rendezvous: Rendezvous) -> Session:
     """Return the session that a node has now."""
-    assert rendezvous._owner is not None
-    assert rendezvous._owner.membership is not None
-    return rendezvous._owner.membership.session
+    assert rendezvous._supervisor is not None
+    assert rendezvous._supervisor.membership is not None
+    return rendezvous._supervisor.membership.session
 
 
 class Joining:
@@ -190,25 +214,27 @@ class Meeting:
         self._group.start_soon(joining.run)
         return joining
 
-    def backend(self) -> MemoryBackend:
+    def backend(self) -> Backend:
         """Return a backend for one node."""
-        return self._limited((Slow if self._slow else MemoryBackend)(self.server, RUN))
+        return Backend(self._limited((Slow if self._slow else MemoryDriver)(self.server)), RUN)
 
     def line(self) -> Line:
-        """Return a backend that can be cut off."""
-        return self._limited(Line(self.server, RUN))
+        """Return a driver that can be cut off."""
+        return self._limited(Line(self.server))
 
-    def _limited(self, backend: B) -> B:
+    def _limited(self, driver: D) -> D:
         if self._max_writes is not None:
-            backend.max_writes = self._max_writes
+            driver.max_writes = self._max_writes
         if self._max_bytes is not None:
-            backend.max_bytes = self._max_bytes
-        return backend
+            driver.max_bytes = self._max_bytes
+        return driver
 
     def node(
-        self, name: str, nodes: str = "2:4", *, backend: MemoryBackend | None = None, **options: Any
+        self, name: str, nodes: str = "2:4", *, backend: Backend | Driver | None = None, **options: Any
     ) -> Rendezvous:
         """Return a node that has not entered yet; two with one name are two processes with one id."""
+        if isinstance(backend, Driver):
+            backend = Backend(backend, RUN)
         self._made += 1
         defaults: dict[str, Any] = {"address": f"{name}.example", "rng": random.Random(f"{name} {self._made}")}
         rendezvous = rdzv.connect(
@@ -236,7 +262,7 @@ class Meeting:
     def end_session_of(self, key: str) -> None:
         """Let the backend end the session that a key is bound to, as if its time were over."""
         table = self.server.table
-        entry = table.get(self.backend().prefix + key)
+        entry = table.get(PREFIX + key)
         assert entry is not None
         assert entry.session is not None
         assert table.end_session(entry.session)
@@ -245,7 +271,7 @@ class Meeting:
     def forget_everything(self) -> None:
         """Let the backend start over with an empty table, as a server does that kept nothing on disk."""
         self.server.table = Table(f"{self.server.table.epoch}+")
-        for wake in self.server.fanout.concerned([self.backend().prefix + key for key in ("state", "nodes/any")]):
+        for wake in self.server.fanout.concerned([PREFIX + key for key in ("state", "nodes/any")]):
             wake()
 
     async def expect_nothing_left(self) -> None:
@@ -258,7 +284,7 @@ class Meeting:
         assert len(self.server.fanout) == 0
         assert asyncio.all_tasks() == self._tasks_before
         for node in self._all:
-            assert node._owner is None or node._owner.failure is None
+            assert node._supervisor is None or node._supervisor.failure is None
 
 
 def now() -> float:

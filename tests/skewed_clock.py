@@ -11,6 +11,7 @@ import runpy
 import selectors
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 _CLOCKS = (time.CLOCK_MONOTONIC, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
@@ -46,4 +47,5 @@ if __name__ == "__main__":
     _, offset, rate, module, *arguments = sys.argv
     skew(float(offset), float(rate))
     sys.argv = [module, *arguments]
+    sys.path[0] = str(Path(__file__).parents[1])  # The module may be one of the tests.
     runpy.run_module(module, run_name="__main__")

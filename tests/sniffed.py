@@ -13,7 +13,7 @@ import uvloop
 
 from rendezvous_async import Change, Timeouts, connect
 from rendezvous_async.backends.tcp import serve
-from rendezvous_async.handler import Rendezvous
+from rendezvous_async.node.rendezvous import Rendezvous
 from rendezvous_async.testing.scenarios import scenario_of, simulate
 
 TIMEOUTS = Timeouts(join=20, last_call=0.2)

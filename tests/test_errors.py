@@ -29,7 +29,8 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
 @pytest.mark.parametrize("error", ALL)
 def test_every_error_is_ours_and_documented(error: type[Exception]) -> None:
     assert issubclass(error, RendezvousError)
-    assert error is RendezvousError or error.__mro__[1] in (RendezvousError, errors.RendezvousClosedError)
+    parents = (RendezvousError, RendezvousClosedError, errors.RendezvousStateError)
+    assert error is RendezvousError or error.__mro__[1] in parents
     assert (error.__doc__ or "").split("\n")[0].endswith((".", ";"))
     assert str(error("text", "by") if error is RendezvousClosedError else error("text")).find("text") >= 0
 

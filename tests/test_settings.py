@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from rendezvous_async.backends.names import check_key
 from rendezvous_async.settings import (
     DEFAULT_PORTS,
-    MAX_NODES,
     Endpoint,
     Settings,
     Timeouts,
@@ -24,8 +23,10 @@ from rendezvous_async.settings import (
     format_address,
     parse_endpoint,
     parse_nodes,
+    parse_seconds,
     settings_of,
 )
+from rendezvous_async.sizes import MAX_NODES
 
 counts = st.integers(1, MAX_NODES)
 texts = st.text(st.characters(exclude_categories=["Cs"]))
@@ -48,7 +49,8 @@ BAD_RANGES: list[object] = [
 ]  # fmt: skip
 
 BAD_ENDPOINTS = [
-    "", "head:29400", "tcp:head", "TCP://head", "http://head", "://head", "tcp://", "tcp:///", "tcp://:29400",
+    "", "head:29400", "tcp:head", "TCP://head", "h ttp://head", "http://", "http://u:p@head", "://head", "tcp://", "tcp:///",
+    "tcp://:29400",
     "tcp://head:", "tcp://head:x", "tcp://head:-1", "tcp://head:65536", "tcp://head:٣", "tcp://head:1:2", "tcp://a,b",
     "tcp://head/path", "tcp://user:pw@head", "tcp://head#x", "tcp://::1", "tcp://[::1", "tcp://[::1]x", "tcp://[]",
     "tcp://head:" + "9" * 5000, "tcp://head?x", "tcp://head?a=1&a=2", "tcp://head?a=1&&b", "tcp://he ad",
@@ -116,6 +118,20 @@ class TestEndpoints:
         assert endpoint == Endpoint(scheme, tuple(listed), options=chosen)
         assert parse_endpoint(str(endpoint)).hosts == tuple(listed)
 
+    def test_the_ports_that_people_know(self) -> None:
+        assert DEFAULT_PORTS == {"tcp": 29400, "etcd": 2379, "etcds": 2379}
+
+    @pytest.mark.parametrize("port", [0, 1, 65535])
+    def test_any_port_may_be_named(self, port: int) -> None:
+        assert parse_endpoint(f"tcp://head:{port}").hosts == (("head", port),)
+        assert parse_endpoint(f"tcp://[::1]:{port}").hosts == (("::1", port),)
+
+    @pytest.mark.parametrize("port", ["65536", "000000000000000000001", "1e3"])
+    def test_a_wrong_port_is_named(self, port: str) -> None:
+        for host in ("head", "[::1]"):
+            with pytest.raises(ValueError, match=f"has the port '{port}'; it must be a number from 0 to 65535"):
+                parse_endpoint(f"tcp://{host}:{port}")
+
     @given(st.sampled_from(sorted(DEFAULT_PORTS)), hosts | ipv6)
     def test_default_ports(self, scheme: str, host: str) -> None:
         text = f"{scheme}://[{host}]" if ":" in host else f"{scheme}://{host}"
@@ -142,14 +158,59 @@ class TestEndpoints:
                 assert endpoint.hosts or endpoint.path
                 assert all(host and 0 <= port <= 65535 for host, port in endpoint.hosts)
 
+    @given(texts.filter(lambda text: "@" not in text), options)
+    def test_the_place_of_a_scheme_that_is_not_known_here_is_its_path(self, place: str, chosen: dict[str, str]) -> None:
+        quoted = encode_segment(place) or "-"
+        endpoint = parse_endpoint(f"my+scheme.2://{quoted}{query(chosen)}")
+        assert endpoint == Endpoint("my+scheme.2", path=place or "-", options=chosen)
+
     @pytest.mark.parametrize("text", BAD_ENDPOINTS, ids=lambda text: repr(text)[:30])
     def test_what_is_no_endpoint(self, text: str) -> None:
         shown = text.partition("?")[0].rpartition("@")[2]
         assert fails(parse_endpoint, text, value=shown).startswith("endpoint ")
 
+    @pytest.mark.parametrize(
+        ("text", "why"),
+        [
+            ("head:29400", "endpoint must look like scheme://..., for example tcp://head:29400, not 'head:29400'"),
+            ("tcp:head", "endpoint must look like scheme://..., for example tcp://head:29400, not 'tcp:head'"),
+            ("a@b://c", "endpoint '...@b://c' must begin with a scheme of small letters, for example tcp://"),
+            ("tcp://h?x", "endpoint 'tcp://h' has a query that is not name=value&name=value"),
+            ("tcp://h?a=1&a=2", "endpoint 'tcp://h' names an option twice"),
+            ("file://relative", "endpoint 'file://relative' must name a place, for example file:///shared/dir"),
+            ("file://", "endpoint 'file://' must name a place, for example file:///shared/dir"),
+            ("memory://", "endpoint 'memory://' must name a place, for example memory://name"),
+            ("tcp://h/x", "endpoint 'tcp://h/x' must be tcp://host:port without a path, user or password"),
+            ("etcd://h#x", "endpoint 'etcd://h#x' must be etcd://host:port without a path, user or password"),
+            ("tcp://u@h", "endpoint 'tcp://...@h' must be tcp://host:port without a path, user or password"),
+            ("tcp://a,b", "endpoint 'tcp://a,b' must name one host; only etcd takes a list"),
+            ("tcp://[::1", "endpoint 'tcp://[::1' has an IPv6 address without its brackets closed"),
+            ("tcp://[::1]5", "endpoint 'tcp://[::1]5' has an IPv6 address without its brackets closed"),
+            ("tcp://[]:5", "endpoint 'tcp://[]:5' names no host"),
+            ("tcp://::1", "endpoint 'tcp://::1': put an IPv6 address in brackets, for example tcp://[::1]:29400"),
+            ("tcp://:5", "endpoint 'tcp://:5' names no host"),
+            ("tcp://a b", "endpoint 'tcp://a b' has a host with a blank in it"),
+            ("tcp://a\t", r"endpoint 'tcp://a\t' has a host with a blank in it"),
+            (f"tcp://{'a' * 64}", f"endpoint 'tcp://{'a' * 64}' has a host that is not a valid name"),
+            ("tcp://h:", "endpoint 'tcp://h:' has the port ''; it must be a number from 0 to 65535"),
+            ("tcp://[::1]:", "endpoint 'tcp://[::1]:' has the port ''; it must be a number from 0 to 65535"),
+            ("tcp://h:65536", "endpoint 'tcp://h:65536' has the port '65536'; it must be a number from 0 to 65535"),
+            ("tcp://h:secret=x", "endpoint 'tcp://h:secret=...' has a wrong port; it must be a number from 0 to 65535"),
+        ],
+    )
+    def test_what_is_wrong_is_said(self, text: str, why: str) -> None:
+        with pytest.raises(ValueError) as caught:
+            parse_endpoint(text)
+        assert str(caught.value) == why
+
     @pytest.mark.parametrize("value", [None, 29400, b"tcp://head", ["tcp://head"], Endpoint("tcp", (("head", 1),))])
     def test_what_is_no_text(self, value: object) -> None:
-        fails(parse_endpoint, value, value=type(value).__name__ if isinstance(value, bytes | list) else repr(value))
+        shown = f"a value of type {type(value).__name__}" if isinstance(value, bytes | list) else repr(value)
+        assert fails(parse_endpoint, value, value=shown).endswith(f", not {shown}")
+
+    def test_an_endpoint_never_changes(self) -> None:
+        with pytest.raises(AttributeError):
+            parse_endpoint("tcp://head").hosts = ()  # type: ignore[misc]
 
     @pytest.mark.parametrize(
         ("text", "shown"),
@@ -160,11 +221,14 @@ class TestEndpoints:
             ("trainer:hunter2@h1:2379", "'...@h1:2379'"),
             ("trainer:hunter2@etcd://h1", "'...@etcd://h1'"),
             ("tcp://h?secret=ab&hunter2", "'tcp://h'"),
-            ("http://h?%73ecret=hunter2", "'http://h'"),
+            ("h ttp://h?%73ecret=hunter2", "'h ttp://h'"),
             ("tcp://h?%73ecret=hunter2&secret=hunter2", "'tcp://h'"),
             ("tcp://h:x?%73ecret=hunter2", "'tcp://h:x'"),
             ("tcp://h:1&secret=hunter2", "'tcp://h:1&secret=...'"),
             ("h?secret=hunter2://", "'h'"),
+            ("a:hunter2@b://c:hunter2@d", "'...@d'"),
+            ("h?hunter2@x", "'...'"),
+            ("tcp://h?a=1&a=hunter2@x", "'tcp://...'"),
         ],
     )
     def test_a_message_shows_where_it_leads_and_no_secret(self, text: str, shown: str) -> None:
@@ -222,6 +286,19 @@ class TestIds:
         )
         assert text.startswith("run_id must have at most ")
 
+    def test_an_id_may_be_as_long_as_the_bounds_say(self) -> None:
+        """The bound on what it becomes in a key is its own: 111 characters of three bytes and another one."""
+        for text in ("x" * 256, "語" * 111 + "x"):
+            assert check_id("node", text) == text
+        assert len(encode_segment("語" * 111 + "x")) == 1000
+        assert "at most 256 characters, not 257" in fails(check_id, "node", "x" * 257, value="x" * 32)
+        long = "語" * 111 + "xy"
+        assert "at most 1000 characters in a URL, not 1001" in fails(check_id, "node", long)
+
+    def test_only_what_must_be_is_encoded(self) -> None:
+        texts = ["job-7_A", "a.b", ".", "..", "a b", "a/b", "%"]
+        assert list(map(encode_segment, texts)) == ["job-7_A", "a.b", "%2E", "%2E%2E", "a%20b", "a%2Fb", "%25"]
+
 
 class TestSeconds:
     @given(st.floats(min_value=0, exclude_min=True, allow_infinity=False) | st.integers(1, 10**300))
@@ -237,10 +314,38 @@ class TestSeconds:
     def test_anything_else(self, value: object) -> None:
         assert fails(check_seconds, "timeout", value).startswith("timeout must be a")
 
+    @pytest.mark.parametrize("value", [5, 0.25, "5", "0.25", "1e2"])
+    def test_an_option_may_be_a_text(self, value: float | str) -> None:
+        assert parse_seconds("timeout", value) == float(value)
+
+    @pytest.mark.parametrize("value", ["", "five", "0", "-1", "nan", "inf", 0, None, True])
+    def test_an_option_that_is_no_number_of_seconds(self, value: object) -> None:
+        with pytest.raises(ValueError, match=r"^timeout must be a"):
+            parse_seconds("timeout", value)
+
     @pytest.mark.parametrize("name", Timeouts.__struct_fields__)
     def test_every_timeout_is_checked_by_its_name(self, name: str) -> None:
         assert f"timeouts.{name}" in fails(Timeouts, value=-3, **{name: -3})
         assert getattr(Timeouts(**{name: 7}), name) == 7
+
+    @pytest.mark.parametrize("name", Timeouts.__struct_fields__)
+    def test_only_regroup_may_be_left_open(self, name: str) -> None:
+        nothing: Any = None
+        if name == "regroup":
+            assert Timeouts(regroup=None).regroup is None
+        else:
+            with pytest.raises(ValueError, match=f"timeouts.{name} must be a number of seconds, not None"):
+                Timeouts(**{name: nothing})
+
+    def test_timeouts_are_named_and_never_change(self) -> None:
+        with pytest.raises(TypeError):
+            Timeouts(5)  # type: ignore[call-arg]
+        with pytest.raises(AttributeError):
+            Timeouts().join = 5  # type: ignore[misc]
+
+    def test_what_holds_when_nothing_is_said(self) -> None:
+        assert Timeouts() == Timeouts(join=600, last_call=30, regroup=None, close=30, heartbeat=5)
+        assert Settings(1, 2) == Settings(1, 2, "sticky", 30, 3)
 
     def test_regroup_is_at_most_three_seconds_by_default(self) -> None:
         assert Timeouts().regroup_seconds == 3
@@ -260,6 +365,18 @@ class TestSettings:
     @pytest.mark.parametrize(("low", "high"), [(0, 1), (-1, 1), (2, 1), (1, MAX_NODES + 1)])
     def test_bad_ranges(self, low: int, high: int) -> None:
         fails(Settings, low, high, value=f"{low}:{high}")
+
+    def test_numbers_have_nine_digits_at_most(self) -> None:
+        assert parse_nodes("000000012") == (12, 12)
+        fails(parse_nodes, "0000000012")
+
+    def test_settings_never_change(self) -> None:
+        with pytest.raises(AttributeError):
+            Settings(1, 2).ranks = "sorted"  # type: ignore[misc]
+
+    def test_as_many_nodes_as_the_bound_says(self) -> None:
+        assert parse_nodes(f"1:{MAX_NODES}") == (1, MAX_NODES) == (1, 1_000_000)
+        assert Settings(MAX_NODES, MAX_NODES).max_nodes == MAX_NODES
 
     def test_bad_times(self) -> None:
         assert "last_call" in fails(Settings, 1, 2, last_call=-1.5, value=-1.5)
@@ -291,6 +408,10 @@ class TestSettings:
     ) -> None:
         low, high = sorted((one, other))
         settings = Settings(low, high, ranks, last_call, regroup)
+        assert settings_of(settings.fingerprint) == settings
+
+    def test_a_label_may_have_a_line_break(self) -> None:
+        settings = Settings(2, 4, "label:a\nb last_call=5")
         assert settings_of(settings.fingerprint) == settings
 
     @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import anyio
 import pytest
 
 import rendezvous_async as rdzv
-from rendezvous_async.testing.etcd import ENVIRONMENT, EtcdCluster, etcd_program
+from rendezvous_async.testing.etcd import EtcdCluster
+from rendezvous_async.testing.etcd_member import ENVIRONMENT, etcd_program
 
 INTERVAL, ATTEMPTS = 0.5, 4
 TTL = INTERVAL * ATTEMPTS

@@ -9,12 +9,12 @@ import logging
 
 import pytest
 
-from rendezvous_async.cli.changes import changes
 from rendezvous_async.cli.terminal import clean, make_output_safe
+from rendezvous_async.core.changes import changes
 from rendezvous_async.core.diagnosis import Absent, Present, Role, Status
 from rendezvous_async.core.state import Closed, Phase
 from rendezvous_async.errors import RendezvousClosedError
-from rendezvous_async.events import EventKind, Events
+from rendezvous_async.node.events import EventKind, Events
 from rendezvous_async.settings import Settings, parse_endpoint
 from rendezvous_async.texts import counted, printable
 

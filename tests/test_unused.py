@@ -15,7 +15,7 @@ import pytest
 from tests.test_layers import PACKAGE, ROOT, imports_of, modules_in, write
 
 EXEMPT = {
-    "torchrun: _server": "holding the store keeps its server running",
+    "sync.torchrun: _server": "holding the store keeps its server running",
 }
 """What is stored and rightly never read, with the reason."""
 

@@ -1,6 +1,6 @@
-"""How a client is let in: what a secret and TLS files are called by each kind of endpoint. Pure.
+"""Maps a secret and TLS files to the options of each scheme. Pure.
 
-The command and the classic interface take the same few options for every backend; each backend has names of its own.
+The command and the classic interface take the same few options for every backend; each backend has its own names.
 """
 
 from __future__ import annotations
@@ -8,20 +8,20 @@ from __future__ import annotations
 __all__ = ["SECRETS", "TLS_FILES", "access_options"]
 
 SECRETS = ("secret", "password")
-"""Options of an endpoint that nobody else may see."""
+"""Options of an endpoint that must not be shown."""
 TLS_FILES = ("tls_ca", "tls_cert", "tls_key")
 
 
 def access_options(scheme: str, *, secret: str | None = None, **files: str | None) -> dict[str, str]:
-    """Return the options of an endpoint for a secret and the TLS files that were named.
+    """Return the endpoint options for a secret and TLS files.
 
     Args:
-        scheme: Of the endpoint.
-        secret: What ``tcp://`` nodes share; for etcd, ``user:password``.
-        **files: By the names of ``TLS_FILES``; None stands for one that was not named.
+        scheme: The endpoint's scheme.
+        secret: The shared secret for ``tcp://``; ``user:password`` for etcd.
+        **files: Paths by the names in ``TLS_FILES``; None means not given.
 
     Raises:
-        ValueError: This kind of endpoint has no use for them, or the secret is not one for it.
+        ValueError: The scheme does not support them, or the secret has the wrong form.
     """
     named = {name: file for name in TLS_FILES if (file := files.get(name)) is not None}
     options: dict[str, str] = {}
@@ -37,9 +37,9 @@ def access_options(scheme: str, *, secret: str | None = None, **files: str | Non
             if secret is not None:
                 user, colon, password = secret.partition(":")
                 if not colon:
-                    raise ValueError(f"the secret for {scheme}:// must be user:password, and there is no colon in it")
+                    raise ValueError(f"the secret for {scheme}:// must be user:password; it has no colon")
                 options |= {"user": user, "password": password}
         case _:
             for what in (*named, *(("secret",) if secret is not None else ())):
-                raise ValueError(f"{scheme}:// knows neither secrets nor TLS: leave out {what}")
+                raise ValueError(f"{scheme}:// supports neither secrets nor TLS: leave out {what}")
     return options

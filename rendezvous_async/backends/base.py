@@ -1,33 +1,37 @@
 """The contract of a backend: bytes behind fencing tokens, sessions that expire, watches that never miss the last value.
 
-A backend is a small strongly consistent store. It knows nothing of rounds and ranks: it sees keys and bytes. What it
-must promise, for every implementation (``rendezvous_async.testing.check_backend`` checks each of these):
+A backend is a small, strongly consistent store of keys and bytes; it knows nothing of rounds and ranks. Every
+implementation guarantees (and ``rendezvous_async.testing.check_backend`` checks):
 
-* **Revisions.** Every commit that wrote something has a larger revision than all that were acknowledged before it was
-  made. Two that are made at the same time may share one if neither writes what the other writes or compares. An entry's
-  token is ``(epoch, revision of its last put)``. Tokens of another epoch never compare equal.
+* **Revisions.** A commit that writes has a larger revision than every commit acknowledged before it was sent.
+  Concurrent commits may share a revision if neither writes what the other writes or compares. An entry's token is
+  ``(epoch, revision of its last put)``. Tokens of different epochs never compare equal.
 * **Commits** are atomic and linearizable: all conditions hold and all writes happen, or nothing does.
-* **Reads** see every commit that was acknowledged before they were sent.
-* **Sessions** are leases on the backend's own monotonic clock. A key belongs to the session of its last put, and is
-  deleted when that session ends; a put under a session that has ended is refused.
-* **Watches** are level-triggered: per key the newest value, revisions never fall, the last value and every deletion
-  that lasts are delivered, however slowly the consumer reads and however often the connection breaks.
+* **Reads** see every commit acknowledged before they were sent.
+* **Sessions** are leases on the backend's own monotonic clock. A key belongs to the session of its last put and is
+  deleted when that session ends. A put under a session that has ended is refused.
+* **Watches** are level-triggered. They deliver the newest value of each key, with revisions that never decrease. The
+  last value and every lasting deletion are delivered, even to a slow reader or across lost connections.
 
-Names: in ``watch``, ``list`` and ``Delete`` a name that ends in ``/`` is a subtree, any other is exactly one key. Keys
-are relative to the run (``<namespace>/<run_id>/``): segments of ordinary characters, separated by single slashes.
+In ``watch``, ``list`` and ``Delete``, a name that ends in ``/`` is a subtree; any other name is exactly one key. Keys
+are relative to the run (``<namespace>/<run_id>/``): segments of printable characters between single slashes.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from functools import partial
+from typing import NamedTuple
 
 import anyio
 
+from rendezvous_async.aio.deadline import Deadline
 from rendezvous_async.backends import classic
-from rendezvous_async.backends.names import check_key, check_name, name_size, subtrees_of
+from rendezvous_async.backends.driver import Driver, Granted, Opening, Sink, Subscription
+from rendezvous_async.backends.names import DEFAULT_NAMESPACE, check_key, check_name, name_size, subtrees_of
 from rendezvous_async.backends.session import OUT_AFTER, Session
 from rendezvous_async.backends.values import (
+    FIRST_WRITES,
     OWN,
     Commit,
     Condition,
@@ -38,150 +42,182 @@ from rendezvous_async.backends.values import (
     Token,
     Write,
     names_session,
+    news_of,
     owned,
 )
-from rendezvous_async.backends.watch import Watch
-from rendezvous_async.clock import Patience, answer_within
-from rendezvous_async.errors import RendezvousConnectionError
-from rendezvous_async.settings import check_id, encode_segment
+from rendezvous_async.backends.watch import Following, Watch
+from rendezvous_async.settings import check_id, check_seconds, encode_segment
 
 __all__ = [
+    "DEFAULT_NAMESPACE",
     "OUT_AFTER",
     "OWN",
     "Backend",
     "Commit",
     "Condition",
     "Delete",
+    "Driver",
     "Entry",
+    "Following",
+    "Granted",
     "Listing",
+    "Opened",
+    "Opening",
     "Put",
     "Session",
+    "Sink",
+    "Subscription",
     "Token",
     "Watch",
     "Write",
+    "news_of",
     "owned",
 ]
 
-DEFAULT_NAMESPACE = "rendezvous_async"
-FIRST_WRITES = 64
-"""How many writes, and how many conditions, the first commit of a session may have: it is for a node's arrival."""
+
+class Opened(NamedTuple):
+    """The result of an ``Opening``.
+
+    Attributes:
+        session: The session; it is open even if the commit lost.
+        commit: The result of the first commit; None if the driver only opens sessions.
+        following: The watch; None if the opening had no names to watch.
+    """
+
+    session: Session
+    commit: Commit | None
+    following: Following | None
 
 
-class Backend(ABC):
-    """A store scoped to one run; its methods say what they promise in this module's opening."""
+class Backend:
+    """A store scoped to one run. The module docstring has its guarantees.
 
-    name: str
-    """What kind it is: ``memory``, ``tcp``, ``etcd``, ``file``, or a word of your own."""
-    max_writes: int
-    """How many writes, and how many conditions, one commit may have."""
-    max_bytes: int
-    """How many bytes of keys and values one commit may have."""
+    Args:
+        driver: The implementation; closed with the backend.
+        run_id: The run whose keys it sees.
+        namespace: The prefix of the keys of all runs.
+    """
 
-    def __init__(self, run_id: str, namespace: str = DEFAULT_NAMESPACE) -> None:
-        self.run_id = check_id("run_id", run_id)
-        self.prefix = f"{namespace.strip('/')}/{encode_segment(run_id)}/"
+    def __init__(self, driver: Driver, run_id: str, namespace: str = DEFAULT_NAMESPACE) -> None:
+        self.driver = driver
+        self.run_id: str = check_id("run_id", run_id)
+        self.prefix: str = f"{driver.root}{namespace.strip('/')}/{encode_segment(run_id)}/"
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} run={self.run_id!r}>"
+        return f"<Backend run={self.run_id!r} on {self.driver!r}>"
+
+    @property
+    def name(self) -> str:
+        """The kind of backend: ``memory``, ``tcp``, ``etcd``, ``file``, or a driver's own name."""
+        return self.driver.name
+
+    @property
+    def max_writes(self) -> int:
+        """Upper bound on the writes, and on the conditions, of one commit."""
+        return self.driver.max_writes
+
+    @property
+    def max_bytes(self) -> int:
+        """Upper bound on the bytes of keys and values in one commit."""
+        return self.driver.max_bytes
 
     @property
     def trouble(self) -> str | None:
-        """Why the backend cannot be reached now, in words; None if it can be, or if that is not known."""
-        return None
+        """Why the backend cannot be reached now; None if it can be reached or this is unknown."""
+        return self.driver.trouble
 
     @property
     def local_address(self) -> str:
-        """The address from which this machine reaches the backend now; empty if that is not known."""
-        return ""
+        """The local address of the connection to the backend; empty if unknown."""
+        return self.driver.local_address
 
     @property
     def seen_address(self) -> str:
-        """The same address as the server sees it, which is another one behind NAT; empty if that is not known."""
-        return ""
+        """This client's address as the server sees it, which differs behind NAT; empty if unknown."""
+        return self.driver.seen_address
 
     async def get(self, key: str) -> Entry | None:
         """Return the entry at ``key``, or None."""
-        entry = await self._get(self.prefix + check_key(key))
+        entry = await self.driver.get(self.prefix + check_key(key))
         return None if entry is None else entry.relative_to(self.prefix)
 
     async def list(self, name: str) -> Listing:
-        """Return the entries under a subtree (``"nodes/"``), or the one at a key; ``""`` is the whole run."""
-        return (await self._list(self.prefix + check_name(name))).relative_to(self.prefix)
+        """Return the entries of a subtree (``"nodes/"``), or of one key; ``""`` is the whole run."""
+        return (await self.driver.list(self.prefix + check_name(name))).relative_to(self.prefix)
 
-    async def commit(self, *writes: Write, when: Iterable[Condition] = (), patience: Patience | None = None) -> Commit:
-        """Do all ``writes`` at once if every condition of ``when`` holds, else none.
+    async def commit(self, *writes: Write, when: Iterable[Condition] = (), deadline: Deadline | None = None) -> Commit:
+        """Apply all ``writes`` atomically if every condition in ``when`` holds; otherwise apply none.
 
-        A commit writes a key at most once: two puts of one key, or a put under a name that it deletes, are an error.
-        Without ``patience`` it waits as long as the backend does.
+        A commit writes a key at most once: two puts of one key, or a put under a name it deletes, are an error.
+        Without ``deadline``, the backend's own timeout applies.
 
         Raises:
             RendezvousSessionError: A put names a session that has ended; nothing was written.
             RendezvousConnectionError: No answer in time; the commit may or may not have happened.
-            ValueError: More than ``max_writes`` or ``max_bytes``, or a bad key; nothing was sent.
+            ValueError: A limit (``max_writes``, ``max_bytes``) is exceeded, or a key is bad; nothing was sent.
         """
         absolute, conditions = self._absolute(writes, when)
-        if patience is None:
-            commit = await self._commit(absolute, conditions)
-        else:
-            commit = await self._commit_within(absolute, conditions, patience)
+        with self.driver.bounded(deadline):
+            commit = await self.driver.commit(absolute, conditions, deadline)
         return commit.relative_to(self.prefix)
 
     def watch(self, *names: str, after: Token | None = None) -> Watch:
         """Watch keys and subtrees; use it with ``async with`` and ``async for``."""
-        watch = self._watch(self._absolute_names(names), after)
-        watch.prefix = self.prefix
-        return watch
+        if not names:
+            raise ValueError("a watch needs at least one name")
+        return Watch(partial(self.driver.watch, self._absolute_names(names)), self.prefix, after)
 
-    def prepare_watch(self, *names: str) -> Watch:
-        """Return a watch that is to be handed to ``begin``, which starts it; it may have started already."""
-        watch = self._prepare_watch(self._absolute_names(names))
-        watch.prefix = self.prefix
-        return watch
-
-    @abstractmethod
     async def open_session(self, ttl: float) -> Session:
         """Open a session that the backend ends ``ttl`` seconds after its last keep-alive (or a little later)."""
+        return (await self.open(Opening(ttl))).session
 
-    async def begin(
-        self,
-        ttl: float,
-        patience: Patience,
-        *writes: Write,
-        when: Iterable[Condition] = (),
-        watch: Watch | None = None,
-    ) -> tuple[Session, Commit | None]:
-        """Open a session as ``open_session`` does; where the backend can, make its first commit in the same step.
+    async def open(self, opening: Opening, deadline: Deadline | None = None) -> Opened:
+        """Open a session, make its first commit and start a watch, in one step if the driver can.
 
-        A put under the session ``OWN`` belongs to the new one, which is open also if the commit has lost; nothing is
-        put under any other. A watch that ``prepare_watch`` has made starts now, if it has not yet. Who gives this up
-        leaves nothing behind that lasts: a session that is opened all the same ends as soon as its answer comes, and if
-        none does, as if its owner had died; the watch is the caller's to close.
-
-        Returns:
-            The session, and how the commit went: None if it was not made, since this takes two steps here.
+        The writes must not name another session. When this returns, what the commit's answer says about the watched
+        names has been pushed. A cancelled or timed-out opening leaves nothing behind: if the session opens after all,
+        it ends as soon as the answer arrives, or expires if none does. Nothing more is pushed.
 
         Raises:
             RendezvousConnectionError: No answer in time.
-            ValueError: As ``commit`` does, or more than ``FIRST_WRITES``; nothing was sent.
+            ValueError: As for ``commit``, or more than ``FIRST_WRITES``; nothing was sent.
         """
-        when = tuple(when)
-        if len(writes) > FIRST_WRITES or len(when) > FIRST_WRITES:
+        check_seconds("ttl", opening.ttl)
+        if len(opening.writes) > FIRST_WRITES or len(opening.when) > FIRST_WRITES:
             raise ValueError(f"the first commit of a session has at most {FIRST_WRITES} writes and as many conditions")
-        if names_session(writes):
-            raise ValueError("the first commit of a session puts nothing under another one")
-        session, commit = await self._begin(ttl, patience, *self._absolute(writes, when), watch)
-        return session, None if commit is None else commit.relative_to(self.prefix)
+        if names_session(opening.writes):
+            raise ValueError("the first commit of a session must not put keys under another session")
+        if bool(opening.names) != (opening.sink is not None):
+            raise ValueError("give both names to watch and a sink, or neither")
+        names, (writes, when) = self._absolute_names(opening.names), self._absolute(opening.writes, opening.when)
+        following = None if opening.sink is None else Following(opening.names, self.prefix, opening.sink)
+        try:
+            with self.driver.bounded(deadline):
+                granted = await self.driver.open(Opening(opening.ttl, writes, when, names, following), deadline)
+            if following is not None:
+                following.keep(granted.subscription or self.driver.watch(names, None, following))
+        except BaseException:
+            if following is not None:
+                following.close()
+            raise
+        commit = None if granted.commit is None else granted.commit.relative_to(self.prefix)
+        if following is not None and commit is not None:
+            following.learn(news_of(owned(opening.writes, granted.session.id), commit))
+        return Opened(granted.session, commit, following)
 
-    @abstractmethod
     async def end_session(self, session: str) -> None:
-        """End any session by its id, also one of another process; its keys are deleted at once. None such: no error."""
+        """End a session by its id, even one of another process. Its keys are deleted at once.
 
-    @abstractmethod
-    async def aclose(self) -> None:
-        """Let go of the connection. Calls under way and watches fail with RendezvousConnectionError.
-
-        Nobody keeps this client's sessions alive any more: they end at their time, or at once if the backend can tell.
+        An unknown or ended session is ignored.
         """
+        await self.driver.end_session(session)
+
+    async def aclose(self) -> None:
+        """Close the connection. Pending calls and watches fail with RendezvousConnectionError.
+
+        This client's sessions are no longer kept alive: they expire, or end at once if the backend notices.
+        """
+        await self.driver.aclose()
 
     async def __aenter__(self) -> Backend:
         return self
@@ -191,14 +227,12 @@ class Backend(ABC):
             await self.aclose()
 
     def _absolute_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        if not names:
-            raise ValueError("a watch needs at least one name")
         return tuple([self.prefix + check_name(name) for name in names])
 
     def _absolute(
         self, writes: Iterable[Write], when: Iterable[Condition]
     ) -> tuple[tuple[Write, ...], tuple[Condition, ...]]:
-        """Return a commit on absolute names; ValueError if it is not one that may be sent."""
+        """Return the commit with absolute names; raise ValueError if it is invalid or too large."""
         prefix = self.prefix
         conditions = tuple([Condition(prefix + check_key(c.key), c.token) for c in when])
         absolute = tuple(
@@ -226,13 +260,13 @@ class Backend(ABC):
         if size > self.max_bytes:
             raise ValueError(f"a commit to {self.name} has at most {self.max_bytes} bytes, not {size}; split it")
 
-    # The classic contract: one state behind a token, on a key of its own.
+    # The classic contract: one state behind a token, under its own key.
 
     async def get_state(self) -> tuple[bytes, Token] | None:
         """Return the classic state and its token, or None if there is none.
 
         Raises:
-            RendezvousStateError: What is stored was not written by ``set_state``, or is damaged.
+            RendezvousStateError: The stored value is damaged, or was not written by ``set_state``.
         """
         entry = await self.get(classic.KEY)
         return None if entry is None else (classic.open_envelope(entry), entry.token)
@@ -241,8 +275,8 @@ class Backend(ABC):
         """Replace the classic state if ``token`` is that of the current one; without a token, create it.
 
         Returns:
-            The state that now stands, its token, and whether it is the one given; None if there is no state at all and
-            the token was not None.
+            The current state, its token, and whether it is the one given; None if a token was given and there is no
+            state.
         """
         if token is None or isinstance(token, Token):
             put = Put(classic.KEY, classic.close_envelope(state))
@@ -253,40 +287,6 @@ class Backend(ABC):
         else:
             entry = await self.get(classic.KEY)
         return None if entry is None else (classic.open_envelope(entry), entry.token, False)
-
-    # What an implementation provides: the same calls on absolute names, which are checked already.
-
-    @abstractmethod
-    async def _get(self, key: str) -> Entry | None: ...
-
-    @abstractmethod
-    async def _list(self, name: str) -> Listing: ...
-
-    @abstractmethod
-    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit: ...
-
-    async def _commit_within(
-        self, writes: tuple[Write, ...], when: tuple[Condition, ...], patience: Patience
-    ) -> Commit:
-        with answer_within(*patience):
-            return await self._commit(writes, when)
-
-    async def _begin(
-        self,
-        ttl: float,
-        patience: Patience,
-        writes: tuple[Write, ...],
-        when: tuple[Condition, ...],
-        watch: Watch | None,
-    ) -> tuple[Session, Commit | None]:
-        with answer_within(*patience):
-            return await self.open_session(ttl), None
-
-    @abstractmethod
-    def _watch(self, names: tuple[str, ...], after: Token | None) -> Watch: ...
-
-    def _prepare_watch(self, names: tuple[str, ...]) -> Watch:
-        return self._watch(names, None)
 
 
 def _check_once(writes: tuple[Write, ...]) -> None:
@@ -302,9 +302,4 @@ def _check_once(writes: tuple[Write, ...]) -> None:
             puts += 1
     both = deleted and any(key in deleted or not deleted.isdisjoint(subtrees_of(key)) for key in keys)
     if len(keys) < puts or both:
-        raise ValueError("a commit must not write a key twice, nor put a key that it also deletes")
-
-
-def closed_error(name: str) -> RendezvousConnectionError:
-    """What a call on a closed backend raises."""
-    return RendezvousConnectionError(f"the {name} backend is closed")
+        raise ValueError("a commit must not write a key twice, nor put a key that it deletes")

@@ -1,4 +1,4 @@
-"""The envelope of the classic state: what is stored says that ``set_state`` has written it, and that it is whole."""
+"""The envelope of the classic state: a magic number and a checksum, so that foreign or damaged values are refused."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rendezvous_async.errors import RendezvousStateError
 __all__ = ["KEY", "close_envelope", "open_envelope"]
 
 KEY = "classic"
-"""Where the state stands."""
+"""The key of the state."""
 _MAGIC = b"rdzv1"
 _CHECKSUM = struct.Struct(">I")
 
 
 def close_envelope(state: bytes) -> bytes:
-    """Return what to store."""
+    """Return the value to store for ``state``."""
     return _MAGIC + _CHECKSUM.pack(zlib.crc32(state)) + state
 
 

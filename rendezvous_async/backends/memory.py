@@ -1,7 +1,7 @@
-"""The backend in this process's memory: for tasks of one event loop, for tests, and for the simulator.
+"""The in-memory backend: for tasks of one event loop, for tests, and for the simulator.
 
-``memory://name`` means the same store for everybody in one event loop. It is a real backend: the same table, sessions
-and watches as the TCP server has, without the wire.
+``memory://name`` is one store per name and event loop. It has the same table, sessions and watches as the TCP server,
+without the network.
 """
 
 from __future__ import annotations
@@ -11,50 +11,42 @@ from collections.abc import Callable
 from contextvars import copy_context
 from weakref import WeakKeyDictionary
 
-import anyio
 from anyio.lowlevel import checkpoint
 
-from rendezvous_async import clock
-from rendezvous_async.backends.base import (
-    DEFAULT_NAMESPACE,
-    Backend,
-    Commit,
-    Condition,
-    Entry,
-    Listing,
-    Session,
-    Token,
-    Watch,
-    Write,
-    closed_error,
-    owned,
-)
-from rendezvous_async.backends.fanout import Fanout
-from rendezvous_async.backends.table import Table
-from rendezvous_async.clock import Alarm, Patience, answer_within
+from rendezvous_async.aio import clock
+from rendezvous_async.aio.clock import Alarm
+from rendezvous_async.aio.deadline import Deadline
+from rendezvous_async.backends.driver import Driver, Granted, Opening, Sink, Subscription, closed_error
+from rendezvous_async.backends.options import BackendOptions
+from rendezvous_async.backends.outage import Outage
+from rendezvous_async.backends.schemes import Scheme
+from rendezvous_async.backends.session import Session
+from rendezvous_async.backends.table.fanout import Fanout
+from rendezvous_async.backends.table.table import Table
+from rendezvous_async.backends.values import Commit, Condition, Entry, Listing, Token, Write, owned
 from rendezvous_async.errors import RendezvousSessionError
 from rendezvous_async.settings import Endpoint
 
-__all__ = ["MemoryBackend", "MemoryServer", "open_memory"]
+__all__ = ["SCHEME", "MemoryDriver", "MemoryServer", "open_memory"]
 
 
 class MemoryServer:
-    """A table with a clock: it ends sessions when their time is over, and wakes watchers.
+    """A table with a clock: ends expired sessions and wakes watchers.
 
     Args:
-        epoch: Names its history; see ``Table``.
+        epoch: The epoch of its table.
     """
 
     def __init__(self, epoch: str = "memory") -> None:
-        self.table = Table(epoch)
+        self.table: Table = Table(epoch)
         self.fanout: Fanout[Callable[[], None]] = Fanout()
-        self._alarm = Alarm(self._expire, copy_context())  # It is nobody else's, whoever happens to call.
+        self._alarm = Alarm(self._expire, copy_context())  # The server's context, not that of the client that sets it.
 
     def __repr__(self) -> str:
         return f"<MemoryServer {self.table!r}>"
 
     def settle(self) -> None:
-        """Tell the watchers of what has changed, and set the timer for the next session that may end."""
+        """Wake the watchers of what has changed, and set the timer for the next session that may expire."""
         changed = self.table.take_changed()
         if changed:
             for wake in self.fanout.concerned(changed):
@@ -71,130 +63,140 @@ class MemoryServer:
         self.settle()
 
 
-class MemoryBackend(Backend):
-    """One run's view of a ``MemoryServer``."""
+class MemoryDriver(Driver):
+    """One client of a ``MemoryServer``."""
 
     name = "memory"
     max_writes = 1024
     max_bytes = 8 * 1024 * 1024
 
-    def __init__(self, server: MemoryServer, run_id: str, namespace: str = DEFAULT_NAMESPACE) -> None:
-        super().__init__(run_id, namespace)
+    def __init__(self, server: MemoryServer) -> None:
         self.server = server
-        self._watches: set[_MemoryWatch] = set()
+        self._subscriptions: dict[MemorySubscription, None] = {}
         self._closed = False
 
-    async def _get(self, key: str) -> Entry | None:
-        return (await self._table()).get(key)
+    def __repr__(self) -> str:
+        return f"<MemoryDriver of {self.server.table.epoch}>"
 
-    async def _list(self, name: str) -> Listing:
-        return (await self._table()).list(name)
+    async def get(self, key: str) -> Entry | None:
+        return (await self.table()).get(key)
 
-    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
-        commit = (await self._table()).commit(writes, when)
+    async def list(self, name: str) -> Listing:
+        return (await self.table()).list(name)
+
+    async def commit(
+        self, writes: tuple[Write, ...], when: tuple[Condition, ...], deadline: Deadline | None = None
+    ) -> Commit:
+        commit = (await self.table()).commit(writes, when)
         self.server.settle()
         return commit
 
-    def _watch(self, names: tuple[str, ...], after: Token | None) -> Watch:
-        return _MemoryWatch(self, names, after)
-
-    async def open_session(self, ttl: float) -> Session:
-        return self._open(await self._table(), ttl)
-
-    async def _begin(
-        self,
-        ttl: float,
-        patience: Patience,
-        writes: tuple[Write, ...],
-        when: tuple[Condition, ...],
-        watch: Watch | None,
-    ) -> tuple[Session, Commit | None]:
-        with answer_within(*patience):
-            table = await self._table()
-        session = self._open(table, ttl)  # There is no wait from here on: nobody sees the one without the other.
-        commit = table.commit(owned(writes, session.id), when)
+    async def open(self, opening: Opening, deadline: Deadline | None = None) -> Granted:
+        table = await self.table()  # No await from here on: session and commit are one step.
+        id = table.open_session(opening.ttl, clock.now())
+        session = Session(self, id, opening.ttl, clock.lease_now())
+        commit = table.commit(owned(opening.writes, id), opening.when)
         self.server.settle()
-        return session, commit
+        return Granted(session, commit)
 
-    def _open(self, table: Table, ttl: float) -> Session:
-        session = _MemorySession(table.open_session(ttl, clock.now()), ttl, clock.lease_now(), self)
-        self.server.settle()
-        return session
+    async def keep_alive(self, session: str, deadline: Deadline | None = None) -> None:
+        if not (await self.table()).keep_alive(session, clock.now()):
+            raise RendezvousSessionError(f"session {session} has ended")
 
     async def end_session(self, session: str) -> None:
-        (await self._table()).end_session(session)
+        (await self.table()).end_session(session)
         self.server.settle()
+
+    def watch(self, names: tuple[str, ...], after: Token | None, sink: Sink) -> Subscription:
+        if self._closed:
+            raise closed_error(self.name)
+        subscription = MemorySubscription(self.server, names, after, sink, self._subscriptions)
+        subscription.look()
+        return subscription
 
     async def aclose(self) -> None:
         self._closed = True
-        for watch in tuple(self._watches):
-            watch.wake()
+        for subscription in tuple(self._subscriptions):
+            subscription.fail(closed_error(self.name))
 
-    async def _table(self) -> Table:
-        """The one door to the table: a checkpoint, so that callers can be cancelled before and never after."""
+    async def table(self) -> Table:
+        """Return the table, after a checkpoint: a call can be cancelled before it touches the table, not after."""
         if self._closed:
             raise closed_error(self.name)
         await checkpoint()
         return self.server.table
 
 
-class _MemorySession(Session):
-    def __init__(self, id: str, ttl: float, sent_at: float, backend: MemoryBackend) -> None:
-        super().__init__(id, ttl, sent_at)
-        self._backend = backend
+class MemorySubscription:
+    """Pushes the changes under its names, once for each turn of the loop in which there were any.
 
-    async def _refresh(self) -> None:
-        table = await self._backend._table()
-        if not table.keep_alive(self.id, clock.now()):
-            self.lost.set()
-            raise RendezvousSessionError(f"session {self.id} has ended")
+    Args:
+        server: The server with the table.
+        names: The watched names.
+        after: Where to start.
+        sink: Receives the listings, in the context of the caller: the simulator may have frozen that node.
+        others: The open subscriptions of this client; it adds and removes itself.
+    """
 
-    async def aclose(self) -> None:
-        await self._backend.end_session(self.id)
-
-
-class _MemoryWatch(Watch):
-    def __init__(self, backend: MemoryBackend, names: tuple[str, ...], after: Token | None) -> None:
-        super().__init__(after)
-        self._backend = backend
+    def __init__(
+        self,
+        server: MemoryServer,
+        names: tuple[str, ...],
+        after: Token | None,
+        sink: Sink,
+        others: dict[MemorySubscription, None],
+    ) -> None:
+        self._server = server
         self._names = names
-        self._woken = anyio.Event()
-        self._ended = False
-        backend.server.fanout.add(names, self.wake)
-        backend._watches.add(self)
+        self._position = after
+        self._sink = sink
+        self._others = others
+        self._context = copy_context()
+        self._is_due = False
+        server.fanout.add(names, self.look)
+        others[self] = None
 
-    def wake(self) -> None:
-        self._woken.set()
+    @property
+    def current_at(self) -> float:
+        return clock.now()
 
-    async def _next(self) -> Listing:
-        await checkpoint()
-        while True:
-            if self._ended:
-                raise StopAsyncIteration
-            if self._backend._closed:
-                raise closed_error(self._backend.name)
-            listing = self._backend.server.table.changes(self._names, self._position)
-            if listing is not None:
-                return listing
-            self._woken = anyio.Event()
-            await self._woken.wait()
+    def look(self) -> None:
+        """Schedule a push."""
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self.push, context=self._context)
 
-    async def aclose(self) -> None:
-        self._ended = True
-        self._backend.server.fanout.remove(self._names, self.wake)
-        self._backend._watches.discard(self)
-        self.wake()
+    def push(self) -> None:
+        """Push what has changed since the last push."""
+        self._is_due = False
+        if self not in self._others:
+            return
+        listing = self._server.table.changes(self._names, self._position)
+        if listing is not None:
+            self._position = listing.token
+            self._sink.take(listing)
+
+    def fail(self, error: Exception) -> None:
+        self.close()
+        self._sink.fail(error)
+
+    def close(self) -> None:
+        self._others.pop(self, None)
+        self._server.fanout.remove(self._names, self.look)
 
 
 _servers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, MemoryServer]] = WeakKeyDictionary()
 
 
 def memory_server(name: str) -> MemoryServer:
-    """Return this event loop's server of that name, the same one each time."""
+    """Return this event loop's server of that name; create it if there is none."""
     servers = _servers.setdefault(asyncio.get_running_loop(), {})
     return servers.setdefault(name, MemoryServer(f"memory-{name}"))
 
 
-async def open_memory(endpoint: Endpoint, run_id: str, **options: object) -> Backend:
+async def open_memory(endpoint: Endpoint, options: BackendOptions, outage: Outage) -> MemoryDriver:
     """Open ``memory://name``."""
-    return MemoryBackend(memory_server(endpoint.path), run_id, str(options.get("namespace", DEFAULT_NAMESPACE)))
+    return MemoryDriver(memory_server(endpoint.path))
+
+
+SCHEME = Scheme(BackendOptions, open_memory)

@@ -1,6 +1,6 @@
-"""Names of keys and subtrees: which are allowed, and what covers what.
+"""Names of keys and subtrees: which are valid, and which subtrees contain a key.
 
-A key is segments of printable characters between single slashes; with a slash at its end it is a subtree.
+A key is segments of printable characters between single slashes; a name that ends in a slash is a subtree.
 """
 
 from __future__ import annotations
@@ -9,24 +9,25 @@ from functools import lru_cache
 
 __all__ = ["MAX_KEY_LENGTH", "check_key", "check_name", "covers", "name_size", "place_of", "subtrees_of", "widest"]
 
+DEFAULT_NAMESPACE = "rendezvous_async"
 MAX_KEY_LENGTH = 1024
 REMEMBERED_SUBTREES = 4096
 REMEMBERED_LENGTH = 128
-"""How many subtrees, of which length at most, are remembered with those that hold them; long ones take megabytes."""
+"""Bounds of the caches below: how many subtrees, and how long they may be; long names would take megabytes."""
 _RECORDS = frozenset({"nodes", "seats", "rounds"})
 _RUN_DEPTH = 8
 
 
 def name_size(name: str) -> int:
-    """Return how many bytes a name takes."""
+    """Return the length of a name in bytes."""
     return len(name) if name.isascii() else len(name.encode())
 
 
 def place_of(key: str) -> tuple[str, bool]:
-    """Return the start that all keys of the key's run have, and whether it is in the store of a round.
+    """Return the prefix of a key's run, and whether the key is in the store of a round.
 
-    A run's keys begin with its namespace, which may have several segments, and its id; the names of its records come
-    next. Where none of those is found, the first two segments stand for the run.
+    A run's keys begin with its namespace, which may have several segments, and its id; the names of its records
+    follow. If there is no such name, the first two segments stand for the run.
     """
     subtree = key[: key.rfind("/") + 1]
     place = _remembered_place(subtree) if len(subtree) <= REMEMBERED_LENGTH else _place_in(subtree)
@@ -34,7 +35,7 @@ def place_of(key: str) -> tuple[str, bool]:
 
 
 def _place_in(subtree: str) -> tuple[str, bool]:
-    """Return what ``place_of`` does for the keys in a subtree; "" if it holds runs."""
+    """Return the result of ``place_of`` for keys in a subtree; the prefix is "" if the subtree contains runs."""
     segments = subtree.split("/", _RUN_DEPTH)[:-1]
     for depth in range(2, len(segments)):
         if segments[depth] in _RECORDS:
@@ -46,26 +47,26 @@ _remembered_place = lru_cache(REMEMBERED_SUBTREES)(_place_in)
 
 
 def covers(name: str, key: str) -> bool:
-    """Tell whether ``name`` is ``key``, or a subtree that holds it."""
+    """Return whether ``name`` is ``key``, or a subtree that contains it."""
     return key.startswith(name) if name.endswith("/") else key == name
 
 
 def subtrees_of(key: str) -> tuple[str, ...]:
-    """Return every subtree that holds ``key``: ``a/`` and ``a/b/`` for ``a/b/c``."""
+    """Return every subtree that contains ``key``: ``a/`` and ``a/b/`` for ``a/b/c``."""
     subtree = key[: key.rfind("/") + 1]
     return _remembered(subtree) if len(subtree) <= REMEMBERED_LENGTH else _holders_of(subtree)
 
 
 def _holders_of(subtree: str) -> tuple[str, ...]:
-    """Return a subtree and all that hold it, the widest first."""
+    """Return a subtree and all that contain it, the widest first."""
     return tuple([subtree[: end + 1] for end, letter in enumerate(subtree) if letter == "/"])
 
 
-_remembered = lru_cache(REMEMBERED_SUBTREES)(_holders_of)  # thousands of keys share a few
+_remembered = lru_cache(REMEMBERED_SUBTREES)(_holders_of)  # Thousands of keys share a few subtrees.
 
 
 def widest(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names without those that a subtree among them covers."""
+    """Return the names that no subtree among them covers."""
     for name in names:
         if name[-1] == "/":
             break
@@ -76,14 +77,14 @@ def widest(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_key(key: str) -> str:
-    """Return ``key`` if it may name an entry."""
+    """Return ``key`` if it is a valid key; raise ValueError otherwise."""
     if not key or key[-1] == "/":
         raise ValueError(f"a key must not be empty or end in a slash: {key!r}")
     return check_name(key)
 
 
 def check_name(name: str) -> str:
-    """Return ``name`` if it may name a key or, with a slash at its end, a subtree; ``""`` is the whole run."""
+    """Return ``name`` if it is a valid key or subtree (``""`` is the whole run); raise ValueError otherwise."""
     if len(name) > MAX_KEY_LENGTH:
         raise ValueError(f"a key has at most {MAX_KEY_LENGTH} characters, not {len(name)}: {name[:64]!r}...")
     if name.startswith("/") or "//" in name or not name.isprintable():

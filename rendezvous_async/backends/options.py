@@ -1,58 +1,67 @@
-"""What each kind of endpoint can be asked for, checked before anything is imported or sent.
+"""The options of an endpoint: one typed struct for each scheme, parsed and checked when they are given.
 
-``connect`` and ``open_backend`` go through here, so a mistyped option is an error where it is given. A backend may know
-more about its options than their kind, and checks the rest when it is opened.
+A scheme's struct derives from ``BackendOptions``. The type of each field says how a value, which may be text from a
+query, is parsed: ``Seconds``, ``Flag``, ``Text``, ``FilePath``, ``SecretText``, or ``Annotated`` with a function that
+takes name and value, and returns the parsed value or raises ``ValueError``. ``connect`` and ``open_backend`` parse
+options before anything is sent, so a mistyped option fails at once.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
-import random
-import ssl
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
-from rendezvous_async.backends.names import check_name
+import msgspec
+
+from rendezvous_async.backends.names import DEFAULT_NAMESPACE, check_name
 from rendezvous_async.settings import Endpoint, parse_seconds
 
-__all__ = ["OPTIONS", "check_options"]
-
-Check: TypeAlias = Callable[[str, object], object]
+__all__ = ["BackendOptions", "FilePath", "Flag", "Seconds", "SecretText", "Text", "one_of_type", "read_options"]
 
 MAX_NAMESPACE_LENGTH = 256
 _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
+Parse: TypeAlias = Callable[[str, object], object]
+"""Parses the value of an option, given as a value or as text; raises ``ValueError``."""
 
-def _check_flag(name: str, value: object) -> None:
-    """Raise unless it is true or false, or a word for one of them."""
-    if not isinstance(value, bool) and not (isinstance(value, str) and value.lower() in _WORDS):
+
+def parse_flag(name: str, value: object) -> bool:
+    """Parse a boolean, or a word for one."""
+    known = _WORDS.get(value.lower()) if isinstance(value, str) else value
+    if not isinstance(known, bool):
         raise ValueError(f"{name} must be true or false, not {value!r}")
+    return known
 
 
-def _check_path(name: str, value: object) -> None:
-    """Raise unless it names a file or a directory."""
+def parse_path(name: str, value: object) -> str | os.PathLike[str]:
+    """Parse a path."""
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise ValueError(f"{name} must be a path, not {value!r}")
+    return value
 
 
-def _check_secret(name: str, value: object) -> None:
-    """Raise unless it can be a secret; the error does not tell it."""
+def parse_secret(name: str, value: object) -> str | bytes:
+    """Parse a secret; errors do not show it."""
     if not isinstance(value, str | bytes):
         raise ValueError(f"{name} must be a text or bytes, not {type(value).__name__}")
     if not value:
         raise ValueError(f"{name} must not be empty")
+    return value
 
 
-def _check_text(name: str, value: object) -> None:
+def parse_text(name: str, value: object) -> str:
+    """Parse a text with something other than slashes in it."""
     if not isinstance(value, str) or not value.strip("/"):
         raise ValueError(f"{name} must be a text that is not empty, not {value!r}")
+    return value
 
 
-def _check_namespace(name: str, value: object) -> None:
-    """Raise unless all keys can begin with it; slashes around it do not matter."""
-    _check_text(name, value)
-    text = str(value)
+def parse_namespace(name: str, value: object) -> str:
+    """Parse a namespace; slashes around it do not matter."""
+    text = parse_text(name, value)
     if len(text) > MAX_NAMESPACE_LENGTH:
         raise ValueError(
             f"{name} must have at most {MAX_NAMESPACE_LENGTH} characters, not {len(text)}: {text[:32]!r}..."
@@ -63,101 +72,114 @@ def _check_namespace(name: str, value: object) -> None:
         raise ValueError(
             f"{name} must have segments of printable characters between single slashes, not {text!r}"
         ) from None
+    return text
 
 
-def _check_is_host(name: str, value: object) -> None:
-    if value != "auto":
-        _check_flag(name, value)
+def one_of_type(kind: type, article: str = "a") -> Parse:
+    """Return a parser for an option that takes only values of this type, and no text."""
+
+    def parse(name: str, value: object) -> object:
+        if not isinstance(value, kind):
+            raise ValueError(f"{name} must be {article} {kind.__qualname__}, not {value!r}")
+        return value
+
+    return parse
 
 
-def _check_tls(name: str, value: object) -> None:
-    if not isinstance(value, ssl.SSLContext):
-        _check_flag(name, value)
+Seconds: TypeAlias = Annotated[float, parse_seconds]
+Flag: TypeAlias = Annotated[bool, parse_flag]
+Text: TypeAlias = Annotated[str, parse_text]
+FilePath: TypeAlias = Annotated[str | os.PathLike[str], parse_path]
+SecretText: TypeAlias = Annotated[str | bytes, parse_secret]
 
 
-def _check_rng(name: str, value: object) -> None:
-    if not isinstance(value, random.Random):
-        raise ValueError(f"{name} must be a random.Random, not {value!r}")
+class BackendOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of every scheme.
+
+    Attributes:
+        instead: For options that this scheme does not have, what to use instead.
+        namespace: The prefix of all keys.
+    """
+
+    instead: ClassVar[Mapping[str, str]] = {}
+
+    namespace: Annotated[str, parse_namespace] = DEFAULT_NAMESPACE
+
+    def __repr__(self) -> str:
+        parsers = _parsers_of(type(self))
+        shown = [
+            f"{name}={'...' if parsers[name] is parse_secret else repr(value)}"
+            for name, value in msgspec.structs.asdict(self).items()
+            if value is not None
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def validate(self, endpoint: Endpoint) -> None:
+        """Raise ``ValueError`` if the options contradict each other or the endpoint."""
 
 
-def _check_limits(name: str, value: object) -> None:
-    from rendezvous_async.backends.tcp.limits import Limits
-
-    if not isinstance(value, Limits):
-        raise ValueError(f"{name} must be a Limits, not {value!r}")
+O = TypeVar("O", bound=BackendOptions)  # noqa: E741 - as in Options
 
 
-_ETCD: dict[str, Check] = {
-    "namespace": _check_namespace,
-    "user": _check_text,
-    "password": _check_secret,
-    "call_timeout": parse_seconds,
-    "connect_timeout": parse_seconds,
-    "ca": _check_path,
-    "cert": _check_path,
-    "key": _check_path,
-}
-
-OPTIONS: dict[str, dict[str, Check]] = {
-    "memory": {"namespace": _check_namespace},
-    "tcp": {
-        "namespace": _check_namespace,
-        "is_host": _check_is_host,
-        "connect_timeout": parse_seconds,
-        "stall_timeout": parse_seconds,
-        "secret": _check_secret,
-        "tls": _check_tls,
-        "tls_ca": _check_path,
-        "tls_cert": _check_path,
-        "tls_key": _check_path,
-        "rng": _check_rng,
-        "data_dir": _check_path,
-        "insecure": _check_flag,
-        "disconnect_grace": parse_seconds,
-        "limits": _check_limits,
-        "linger": parse_seconds,
-    },
-    "file": {
-        "namespace": _check_namespace,
-        "fsync": _check_flag,
-        "inotify": _check_flag,
-        "check": parse_seconds,
-        "shared": _check_flag,
-        "timeout": parse_seconds,
-    },
-    "etcd": _ETCD,
-    "etcds": _ETCD,
-}
-"""By scheme, the options that it knows and what each must be."""
-
-
-def check_options(endpoint: Endpoint, options: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the options of an endpoint, those of its query included; None means that one is not given.
+def read_options(kind: type[O], endpoint: Endpoint, given: Mapping[str, Any], others: Iterable[str] = ()) -> O:
+    """Parse the options of an endpoint: those in its query and those given as keywords.
 
     Args:
-        endpoint: Whose options they are.
-        options: Those that were given as keywords.
-        others: What else could have been meant.
+        kind: The scheme's struct.
+        endpoint: The endpoint, with its query.
+        given: The keywords; None means not given.
+        others: Further names to suggest when an option is mistyped.
 
     Raises:
-        ValueError: There is no such option, it has a wrong value, or it is given twice.
+        ValueError: An option is unknown, has a wrong value, or is given twice.
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    for name in sorted(given.keys() & endpoint.options.keys()):
+    asked = {name: value for name, value in given.items() if value is not None}
+    for name in sorted(asked.keys() & endpoint.options.keys()):
         raise ValueError(f"option {name!r} is given both in the endpoint {str(endpoint)!r} and as a keyword")
-    known = OPTIONS[endpoint.scheme]
-    given |= endpoint.options
-    for name, value in given.items():
-        if name not in known:
-            meant = _meant(endpoint.scheme, name, [*known, *others])
-            raise ValueError(f"{endpoint.scheme}:// takes no option {name!r}; {meant}it knows {', '.join(known)}")
-        known[name](name, value)
-    return given
+    parsers = _parsers_of(kind)
+    read: dict[str, Any] = {}
+    for name, value in (asked | endpoint.options).items():
+        if name not in parsers:
+            meant = _meant(kind, name, [*parsers, *others])
+            raise ValueError(f"{endpoint.scheme}:// takes no option {name!r}; {meant}it knows {', '.join(parsers)}")
+        read[name] = parsers[name](name, value)
+    options = kind(**read)
+    options.validate(endpoint)
+    return options
 
 
-def _meant(scheme: str, name: str, names: list[str]) -> str:
-    """Return what to say of an option that there is not; what connect() itself takes by that name was meant as such."""
-    if scheme in ("etcd", "etcds") and name == "secret":
-        return "use user= and password=; "
+def parse_option(kind: type[BackendOptions], name: str, value: object) -> object:
+    """Parse one option."""
+    return _parsers_of(kind)[name](name, value)
+
+
+@lru_cache
+def _parsers_of(kind: type[BackendOptions]) -> dict[str, Parse]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: _parser_in(hints[name]) for name in kind.__struct_fields__}
+
+
+def _parser_in(hint: Any) -> Parse:
+    """Return the parser that a field is annotated with; without one, a conversion to its type."""
+    if get_origin(hint) is Annotated:
+        parse: Parse = hint.__metadata__[0]
+        return parse
+    for part in get_args(hint):
+        if get_origin(part) is Annotated:
+            return _parser_in(part)
+
+    def convert(name: str, value: object) -> object:
+        try:
+            return msgspec.convert(value, hint, strict=False)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{name} is invalid: {error}, not {value!r}") from None
+
+    return convert
+
+
+def _meant(kind: type[BackendOptions], name: str, names: list[str]) -> str:
+    """Return a hint for an unknown option; none if connect() itself takes an argument of that name."""
+    if name in kind.instead:
+        return f"use {kind.instead[name]}; "
     close = [] if name in names else difflib.get_close_matches(name, names, 1)
     return f"did you mean {close[0]!r}? " if close else ""

@@ -1,14 +1,14 @@
-"""Why a backend cannot be reached, for as long as it cannot.
+"""Tracks why a backend cannot be reached, and logs it at a bounded rate.
 
-Whoever tries to connect reports each failure here; a person who watches the log reads of the first one at once, of the
-others every 30 seconds, and of the end.
+Drivers report every failed attempt here. The log shows the first failure at once, then one every 30 seconds, and the
+recovery.
 """
 
 from __future__ import annotations
 
 import logging
 
-from rendezvous_async import clock
+from rendezvous_async.aio import clock
 
 __all__ = ["Outage"]
 
@@ -18,15 +18,15 @@ REPEAT_EVERY = 30.0
 
 
 class Outage:
-    """Keeps the cause of the present outage, and logs it without flooding the log.
+    """Holds the cause of the current outage, and logs it.
 
     Args:
-        who: Whose backend it is; opens every message.
+        who: The owner of the backend; every message begins with it.
         where: What cannot be reached.
-        level: Of the first message and of those every 30 seconds.
+        level: The level of the first message and of the repeated ones.
 
     Attributes:
-        cause: Why the backend cannot be reached; empty while nothing is known to be wrong.
+        cause: Why the backend cannot be reached; empty if no failure is known.
     """
 
     def __init__(self, who: str, where: object, level: int = logging.WARNING) -> None:
@@ -45,12 +45,12 @@ class Outage:
         return f"cannot reach {self._where}{f' for {lasted:.0f} s' if lasted >= 1 else ''}: {self.cause}"
 
     def failed(self, cause: str) -> None:
-        """Report that an attempt to connect, or a call, has failed."""
+        """Report a failed connection attempt or call."""
         now = clock.now()
         if not self.cause:
             self._since = now
         self.cause = cause
-        text = str(self)  # Now: a handler may format the message in a thread that has no loop, and so no clock.
+        text = str(self)  # A handler may format later, in a thread without a loop and so without a clock.
         if self._told_at is None or now - self._told_at >= REPEAT_EVERY:
             self._told_at = now
             _log.log(self._level, "%s: %s; still trying", self._who, text)
@@ -58,7 +58,7 @@ class Outage:
             _log.debug("%s: %s", self._who, text)
 
     def ended(self) -> None:
-        """Report that the backend answers."""
+        """Report that the backend has answered."""
         if self.cause:
             _log.info("%s: %s answers again after %.1f s", self._who, self._where, clock.now() - self._since)
             self.cause, self._told_at = "", None

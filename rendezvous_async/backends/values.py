@@ -1,4 +1,4 @@
-"""What goes into a backend and comes out of it: tokens, entries, listings, writes and conditions. Frozen values."""
+"""The values that go into a backend and come out of it: tokens, entries, listings, writes and conditions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 __all__ = [
+    "FIRST_WRITES",
     "OWN",
     "Commit",
     "Condition",
@@ -18,15 +19,18 @@ __all__ = [
     "Token",
     "Write",
     "names_session",
+    "news_of",
     "owned",
 ]
 
+FIRST_WRITES = 64
+"""Upper bound on the writes, and on the conditions, of a session's first commit, which is a node's arrival."""
 OWN = ""
-"""As the session of a put: the one that ``begin`` opens along with it."""
+"""As the session of a put in an ``Opening``: the session that it opens."""
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A fencing token: which history (epoch), and where in it (revision)."""
+    """A fencing token: a history (epoch) and a position in it (revision)."""
 
     epoch: str
     revision: int
@@ -35,12 +39,12 @@ class Token(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return f"{self.epoch}:{self.revision}"
 
     def is_news_to(self, known: Token | None) -> bool:
-        """Tell whether what was written with this token is unknown to somebody who knows the key as of another one."""
+        """Return whether a write with this token is newer than the known token of the same key."""
         return known is None or known.epoch != self.epoch or known.revision < self.revision
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A key and what it holds; in a watch, ``value`` None is a deletion and the token tells when."""
+    """A key and its value. In a watch, ``value`` None is a deletion, and the token says when."""
 
     key: str
     value: bytes | None
@@ -53,12 +57,12 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Listing(msgspec.Struct, frozen=True, array_like=True):
-    """Entries in the order of their keys, as of one moment.
+    """Entries in the order of their keys, as of one revision.
 
     Attributes:
-        entries: What there is, or, from a watch, what has changed.
-        token: The moment: the newest revision that this listing takes into account.
-        complete: Whether these are all entries there are. From a watch, False: only the changes since the last one.
+        entries: The current entries or, from a watch, the changed ones.
+        token: The newest revision that this listing includes.
+        complete: Whether these are all entries. False, from a watch: the changes since the previous listing.
     """
 
     entries: tuple[Entry, ...]
@@ -75,12 +79,12 @@ class Listing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True):
-    """How a commit went.
+    """The result of a commit.
 
     Attributes:
-        won: Whether all conditions held, so that all writes happened.
-        token: Of the writes if it won, else of the moment at which it lost.
-        entries: If it lost, the current entries of the keys in ``when`` (those that exist).
+        won: Whether all conditions held and so all writes were applied.
+        token: The token of the writes if it won; otherwise the revision at which it lost.
+        entries: If it lost, the current entries of the keys in ``when`` that exist.
     """
 
     won: bool
@@ -92,30 +96,30 @@ class Commit(msgspec.Struct, frozen=True, array_like=True):
         return self.token.revision
 
     def entry(self, key: str) -> Entry | None:
-        """Return what stands at ``key``, one of the keys in ``when``, after a commit that lost."""
+        """Return the current entry at ``key``, one of the keys in ``when``, after a commit that lost."""
         return next((entry for entry in self.entries if entry.key == key), None)
 
     def relative_to(self, prefix: str) -> Commit:
-        """Return the same with ``prefix`` taken off every key."""
+        """Return the same result with ``prefix`` taken off every key."""
         if not self.entries:
             return self
         return Commit(self.won, self.token, tuple([entry.relative_to(prefix) for entry in self.entries]))
 
 
 class Put(msgspec.Struct, frozen=True, array_like=True, tag="put", gc=False):
-    """Write a value; with a session, the key goes when the session ends."""
+    """Write a value; with a session, the key is deleted when the session ends."""
 
     key: str
     value: bytes
     session: str | None = None
 
     def entry(self, token: Token) -> Entry:
-        """Return what stands at the key after a commit that has won with this token."""
+        """Return the entry that this put creates in a commit with this token."""
         return Entry(self.key, self.value, token, self.session)
 
 
 class Delete(msgspec.Struct, frozen=True, array_like=True, tag="delete", gc=False):
-    """Delete one key, or with a name that ends in ``/`` a whole subtree. Deleting nothing is no error."""
+    """Delete one key, or a subtree if the name ends in ``/``. What does not exist is ignored."""
 
     name: str
 
@@ -124,7 +128,7 @@ Write: TypeAlias = Put | Delete
 
 
 def owned(writes: Iterable[Write], session: str) -> tuple[Write, ...]:
-    """Return the writes with this session in the place of ``OWN``."""
+    """Return the writes with ``OWN`` replaced by this session."""
     return tuple(
         [
             Put(write.key, write.value, session) if isinstance(write, Put) and write.session == OWN else write
@@ -133,16 +137,23 @@ def owned(writes: Iterable[Write], session: str) -> tuple[Write, ...]:
     )
 
 
+def news_of(writes: Iterable[Write], commit: Commit) -> tuple[Entry, ...]:
+    """Return the entries known from the answer to a commit: its puts if it won, else the current entries."""
+    if not commit.won:
+        return commit.entries
+    return tuple([write.entry(commit.token) for write in writes if isinstance(write, Put)])
+
+
 def names_session(writes: Iterable[Write]) -> bool:
-    """Tell whether any of the writes is a put under a session that is open already."""
-    for write in writes:  # noqa: SIM110 - for the one or two that there are, any() costs twice as much
+    """Return whether any write is a put under a session that is already open."""
+    for write in writes:  # noqa: SIM110 - any() costs twice as much for one or two writes
         if isinstance(write, Put) and write.session:
             return True
     return False
 
 
 class Condition(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The key's entry has this token; with token None, there is no such key."""
+    """The key's entry has this token; with token None, the key does not exist."""
 
     key: str
     token: Token | None

@@ -1,8 +1,8 @@
 """The ``rdzv`` command.
 
-This module knows the names of the commands and nothing of what they do: each lives in a module of its own name, which
-is imported when it is called, so that ``rdzv --help`` answers at once. Such a module has ``configure(parser)`` and
-``run(options)``, which returns the exit code. Errors come out as one line on stderr and an exit code of ``exits``.
+This module only lists the commands. Each one lives in a module of its own name, which is imported when the command
+runs, so that ``rdzv --help`` stays fast. A command module has ``configure(parser)`` and ``run(options)``, which returns
+the exit code. An error becomes one line on stderr and an exit code from ``exits``.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from importlib import import_module
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS = {
-    "demo": "see it work: real processes meet, one comes late, one is killed, the rest go on",
-    "serve": "serve tcp:// for any number of runs, with a status page if you like",
-    "launch": "run a command on every node of an elastic world, and again when the world changes",
-    "status": "say how a run stands, and why it has not formed",
+    "demo": "see it work: real processes meet, one joins late, one is killed, the rest continue",
+    "serve": "serve tcp:// for any number of runs, optionally with a status page",
+    "launch": "run a command on every node of an elastic world, and restart it when the world changes",
+    "status": "show the state of a run and why it has not formed",
     "watch": "follow a run live",
-    "close": "close a run for everyone, for good; --purge removes what it left",
-    "evict": "throw a node out of a run",
+    "close": "close a run permanently for all nodes; --purge removes its keys",
+    "evict": "remove a node from a run",
     "doctor": "check an endpoint: names, ports, latency, TLS, secret, permissions",
-    "bench": "measure an endpoint: formation, keep-alives, detection",
-    "simulate": "play random scenarios in virtual time and check every guarantee",
-    "completion": "print a completion script for bash or zsh",
+    "bench": "measure an endpoint: formation, keep-alives, failure detection",
+    "simulate": "run random scenarios in virtual time and check every guarantee",
+    "completion": "print a completion script for bash, zsh or fish",
 }
 
 
@@ -42,14 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.check_names(arguments)
             if arguments and not arguments[0].startswith("-"):
                 hint = did_you_mean(arguments[0], [*COMMANDS, "--help", "--version"])
-                parser.error(f"there is no command {arguments[0]!r}{hint}")
+                parser.error(f"unknown command {arguments[0]!r}{hint}")
             parser.parse_args(arguments)
             parser.print_help(sys.stderr)
             return Exit.USAGE
         name, *rest = arguments
         module = import_module(f"{__name__}.{name}")
         options = parse_command(name, module, rest)
-    except SystemExit as done:  # argparse has said what there was to say.
+    except SystemExit as done:  # argparse has printed its message.
         return done.code if isinstance(done.code, int) else Exit.USAGE
     except KeyboardInterrupt:
         return end(Exit.INTERRUPTED, "interrupted")

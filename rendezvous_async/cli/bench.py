@@ -1,8 +1,10 @@
-"""Measure an endpoint with nodes of this process, each with its own connection: formation, keep-alives, detection.
+"""Measure an endpoint with N nodes in this process, each on its own connection: formation, keep-alives, detection.
 
-Forms a world of exactly N nodes, which waits for no last call, and re-forms it; then sees how fast the server answers
-while all N are kept alive; then, in a second run, adds a node in a process of its own and kills that with SIGKILL, to
-see when the others know. Both runs are removed at the end. Nodes share this process, so its CPU is in the figures.
+1. Form a world of exactly N nodes, so that no last call delays it, and re-form it.
+2. Measure how fast the server answers while all N nodes send keep-alives.
+3. In a second run, add a node in its own process, kill it with SIGKILL, and measure when the others know.
+
+Both runs are removed at the end. All nodes share this process, so the figures include its CPU time.
 """
 
 from __future__ import annotations
@@ -21,22 +23,20 @@ def configure(parser: Parser) -> None:
     add_connection(parser)
     add_timeout(parser)
     parser.add_argument("--nodes", type=count, default=16, metavar="N", help="how many nodes (16)")
-    parser.add_argument("--rounds", type=count, default=5, metavar="N", help="how often to form a world (5)")
-    parser.add_argument("--seconds", type=seconds, default=3.0, metavar="S", help="how long to keep alive (3)")
-    parser.add_argument("--json", action="store_true", help="print it for machines")
+    parser.add_argument("--rounds", type=count, default=5, metavar="N", help="how many times to form a world (5)")
+    parser.add_argument("--seconds", type=seconds, default=3.0, metavar="S", help="how long to send keep-alives (3)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: Namespace) -> int:
     import anyio
-    import msgspec
 
     from rendezvous_async.cli.measuring import measure
 
     terminal = Terminal(quiet=options.quiet)
     figures = anyio.run(measure, options, terminal)
     if options.json:
-        terminal.print(msgspec.json.format(msgspec.json.encode(figures), indent=2).decode())
+        terminal.print_json(figures)
     else:
-        for line in str(figures).splitlines():
-            terminal.print(line)
+        terminal.print(str(figures))
     return 0

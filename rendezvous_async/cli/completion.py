@@ -1,4 +1,4 @@
-"""Print a script that completes commands and options in your shell."""
+"""Print a script that completes commands, options and file names in your shell."""
 
 from __future__ import annotations
 
@@ -6,50 +6,28 @@ from argparse import Namespace
 from importlib import import_module
 
 from rendezvous_async.cli import COMMANDS
-from rendezvous_async.cli.parsing import Parser, command_parser
+from rendezvous_async.cli.parsing import Parser, configured
 
-EXAMPLE = """  source <(rdzv completion bash)      # in ~/.bashrc
-  source <(rdzv completion zsh)       # in ~/.zshrc, after compinit"""
-
-_BASH = """_rdzv() {{
-    local current="${{COMP_WORDS[COMP_CWORD]}}"
-    COMPREPLY=()
-    if [ "$COMP_CWORD" -eq 1 ]; then
-        COMPREPLY=($(compgen -W "{commands} --help --version" -- "$current"))
-        return
-    fi
-    case "${{COMP_WORDS[1]}}" in
-{cases}
-    esac
-}}
-complete -o default -F _rdzv rdzv
-"""
-_ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
+EXAMPLE = """  eval "$(rdzv completion bash)"       # in ~/.bashrc
+  eval "$(rdzv completion zsh)"        # in ~/.zshrc, after compinit
+  rdzv completion fish | source        # in ~/.config/fish/config.fish"""
 
 
 def configure(parser: Parser) -> None:
-    parser.add_argument("shell", choices=["bash", "zsh"], help="which shell")
+    parser.add_argument("shell", choices=["bash", "zsh", "fish"], help="which shell")
 
 
 def run(options: Namespace) -> int:
-    print((_ZSH if options.shell == "zsh" else "") + script(), end="")
+    import shtab
+
+    files = {"FILE": shtab.FILE, "DIR": shtab.DIRECTORY}
+    parser = Parser(prog="rdzv")
+    parser.add_argument("--version", action="store_true")
+    commands = parser.add_subparsers(parser_class=Parser)
+    for name, summary in COMMANDS.items():
+        command = configured(commands.add_parser(name, help=summary), import_module(f"rendezvous_async.cli.{name}"))
+        for action in command.actions:
+            if isinstance(action.metavar, str) and action.metavar in files:
+                setattr(action, "complete", files[action.metavar])  # noqa: B010
+    print(shtab.complete(parser, options.shell))
     return 0
-
-
-def script() -> str:
-    """Return the completion script."""
-    cases = "\n".join(
-        f'        {name}) COMPREPLY=($(compgen -W "{" ".join(words(name))}" -- "$current")) ;;' for name in COMMANDS
-    )
-    return _BASH.format(commands=" ".join(COMMANDS), cases=cases)
-
-
-def words(name: str) -> list[str]:
-    """Return what may stand behind a command: its options, and the choices of its arguments."""
-    parser = command_parser(name, import_module(f"rendezvous_async.cli.{name}"))
-    found = []
-    for action in parser._actions:
-        found += [option for option in action.option_strings if option.startswith("--")]
-        if not action.option_strings and action.choices:
-            found += map(str, action.choices)
-    return found

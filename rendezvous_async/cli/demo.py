@@ -1,7 +1,7 @@
 """See it work: a server in this process and real node processes on this machine, over loopback.
 
-Three nodes meet, a fourth comes late, the one that coordinates is killed with SIGKILL, the others go on, and the run is
-closed. Exits 0 only if every step that it shows has happened.
+Three nodes meet, a fourth joins late, the coordinator is killed with SIGKILL, the others continue, and the run is
+closed. Exits with 0 only if every step succeeded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ EXAMPLE = """  rdzv demo
 
 def configure(parser: Parser) -> None:
     parser.add_argument(
-        "--timeout", type=seconds, default=60.0, metavar="S", help="seconds after which it has failed (60)"
+        "--timeout", type=seconds, default=60.0, metavar="S", help="seconds until the demo gives up (60)"
     )
 
 
@@ -33,7 +33,7 @@ def run(options: Namespace) -> int:
         with anyio.move_on_after(options.timeout) as scope:
             await Stage(terminal).play()
         if scope.cancelled_caught:
-            raise Failure(Exit.TIMED_OUT, f"the demo was not done after {options.timeout:g} s; see --timeout")
+            raise Failure(Exit.TIMED_OUT, f"the demo did not finish within {options.timeout:g} s; see --timeout")
 
     anyio.run(play)
     return Exit.OK

@@ -1,7 +1,7 @@
-"""A node in a process of its own, for ``rdzv demo`` and ``rdzv bench``: joins, joins again when the world changes.
+"""A node in its own process, for ``rdzv demo`` and ``rdzv bench``. It joins, and joins again when the world changes.
 
-It is told what to do by a line of JSON on its standard input (what it holds may be secret, so not on its command line),
-and tells what it sees by lines of JSON.
+It reads its endpoint and options as one line of JSON from stdin, since they may include a secret that does not belong
+on a command line. It writes each event as a line of JSON to stdout.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 import anyio
 
-from rendezvous_async.connecting import connect
 from rendezvous_async.core.rules import Change
 from rendezvous_async.errors import RendezvousClosedError
+from rendezvous_async.node.connect import connect
 from rendezvous_async.settings import Timeouts
 
 TIMEOUTS = Timeouts(join=60, last_call=0.5, regroup=0.2, close=5)
@@ -27,7 +27,7 @@ def tell(event: str, **facts: object) -> None:
 
 
 async def main(endpoint: str, options: dict[str, Any]) -> None:
-    # Nothing more comes: if there is something to read, it is the end, and whoever started this process is gone.
+    # Nothing else is sent, so a readable stdin means end of file: the parent process is gone.
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), os._exit, 1)
     async with connect(endpoint, timeouts=TIMEOUTS, **options) as rendezvous:
         tell("up")

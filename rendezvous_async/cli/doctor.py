@@ -1,7 +1,7 @@
-"""Check an endpoint from this machine, and say what to fix: names, ports, TLS, secret, permissions, latency, pushes.
+"""Check an endpoint from this machine: names, ports, TLS, secret, permissions, latency, pushes. Suggests fixes.
 
-It writes a few keys of a run of its own and removes them. Exits 0 if nothing is wrong, 3 if the endpoint cannot be
-used, 1 if something else is wrong.
+Writes a few keys to a run of its own and removes them. Exits with 0 if nothing is wrong, 3 if the endpoint cannot be
+used, and 1 if anything else is wrong.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import aclosing
 
 from rendezvous_async.cli.endpoints import add_connection, add_timeout, shown
 from rendezvous_async.cli.exits import Exit, Failure, one_line
-from rendezvous_async.cli.parsing import Parser
+from rendezvous_async.cli.parsing import Parser, name
 from rendezvous_async.cli.terminal import Terminal
 
 EXAMPLE = """  rdzv doctor tcp://head:29400
@@ -22,46 +22,38 @@ _MARKS = {"ok": "green", "warning": "yellow", "wrong": "red"}
 def configure(parser: Parser) -> None:
     add_connection(parser)
     add_timeout(parser)
-    parser.add_argument("--run-id", metavar="ID", help="check what is allowed in this run (a run of its own)")
-    parser.add_argument("--json", action="store_true", help="print it for machines")
+    parser.add_argument(
+        "--run-id", type=name, metavar="ID", help="check permissions in this run (default: a temporary run)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: Namespace) -> int:
     import anyio
-    import msgspec
 
-    from rendezvous_async.cli.checkup import Finding, examine
+    from rendezvous_async.cli.checkup import examine
+    from rendezvous_async.cli.findings import Finding
 
     terminal = Terminal(quiet=options.quiet)
 
     async def check() -> list[Finding]:
         findings = []
-        async with aclosing(examine(options)) as found:  # However this ends, nothing stays open.
+        async with aclosing(examine(options)) as found:
             async for finding in found:
                 findings.append(finding)
                 if not options.json:
-                    mark = terminal.paint(f"{finding.verdict:8}", _MARKS[finding.verdict])
-                    print(f"{mark} {finding.check:12} {terminal_text(finding)}", flush=True)
+                    mark = (f"{finding.verdict:8}", _MARKS[finding.verdict])
+                    terminal.print(mark, f" {finding.check:12} {finding}")
         return findings
 
     findings = anyio.run(check)
     if options.json:
-        terminal.print(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode())
+        terminal.print_json(findings)
     wrong = [finding for finding in findings if finding.verdict == "wrong"]
     if wrong:
         code = Exit.UNREACHABLE if any(finding.unusable for finding in wrong) else Exit.FAILED
-        what = "cannot be used" if code == Exit.UNREACHABLE else "is not as it should be"
-        # Without --json the reason stands just above.
+        what = "cannot be used" if code == Exit.UNREACHABLE else "has problems"
+        # Without --json the details are printed above.
         why = one_line(wrong[0].found) if options.json else " and ".join(finding.check for finding in wrong)
         raise Failure(code, f"{shown(options)} {what}: {why}")
     return Exit.OK
-
-
-def terminal_text(finding: object) -> str:
-    """Return what was found, and behind an arrow what to do."""
-    from rendezvous_async.cli.checkup import Finding
-    from rendezvous_async.cli.terminal import clean
-
-    assert isinstance(finding, Finding)
-    found = clean(finding.found).replace("\n", "\n" + " " * 22)
-    return f"{found}\n{'':21} -> {finding.fix}" if finding.fix else found

@@ -1,19 +1,4 @@
-"""Exit codes, and errors as one clear line on stderr.
-
-======  =====================================================================
-code    meaning
-======  =====================================================================
-0       done
-1       the job, or one of the checks, failed (``launch``: the job's own code)
-2       wrong usage or a bad argument; settings that the run does not have
-3       the endpoint cannot be reached, or it refuses this client; ``serve``: its
-        address or its data directory is in use
-4       the run is closed
-5       a deadline passed
-6       there is no such run, or no such node in it
-130     interrupted (``launch``: 128 + the signal that ended it)
-======  =====================================================================
-"""
+"""Exit codes, and errors as one line on stderr."""
 
 from __future__ import annotations
 
@@ -23,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from enum import IntEnum
 
-from rendezvous_async.cli.terminal import clean, end_bar
+from rendezvous_async.cli.terminal import clean
 from rendezvous_async.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -36,16 +21,16 @@ __all__ = ["Exit", "Failure", "end", "guarded"]
 
 
 class Exit(IntEnum):
-    """What a command's exit code says."""
+    """The exit code of a command."""
 
     OK = 0
-    FAILED = 1
-    USAGE = 2
-    UNREACHABLE = 3
+    FAILED = 1  # The job or a check failed (launch: the job's own exit code).
+    USAGE = 2  # Usage error, bad argument, or settings that differ from the run's.
+    UNREACHABLE = 3  # Endpoint unreachable, or it refuses this client (serve: address or data directory in use).
     CLOSED = 4
     TIMED_OUT = 5
-    NOT_FOUND = 6
-    INTERRUPTED = 130
+    NOT_FOUND = 6  # No such run, or no such node in it.
+    INTERRUPTED = 130  # launch: 128 + the signal that ended it.
 
 
 class Failure(Exception):
@@ -57,32 +42,30 @@ class Failure(Exception):
 
 
 def guarded(run: Callable[[Namespace], int], options: Namespace) -> int:
-    """Run a command; whatever goes wrong becomes a line and an exit code."""
+    """Run a command; an error becomes one line on stderr and an exit code."""
     try:
-        code = _alone(run, options)
+        code = _ungrouped(run, options)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # Whoever read our output has seen enough.
+    except BrokenPipeError:  # The reader has closed the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.FAILED
     except KeyboardInterrupt:
         return end(Exit.INTERRUPTED, "interrupted")
     except Failure as failure:
         return end(failure.code, str(failure))
-    except RendezvousTimeoutError as error:  # Its further lines say why; they are what one wants to read.
+    except RendezvousTimeoutError as error:  # Its other lines say why.
         return end(Exit.TIMED_OUT, str(error))
     except RendezvousError as error:
         return end(code_of(error), one_line(error))
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         return end(Exit.USAGE, one_line(error))
     except OSError as error:
         return end(Exit.FAILED, one_line(error))
-    except ImportError as error:
-        return end(Exit.USAGE, f"this endpoint needs something that is not installed: {one_line(error)}")
 
 
-def _alone(run: Callable[[Namespace], int], options: Namespace) -> int:
-    """Run a command; of errors that come in a group, the first counts."""
+def _ungrouped(run: Callable[[Namespace], int], options: Namespace) -> int:
+    """Run a command; raise the first error of a group."""
     try:
         return run(options)
     except BaseExceptionGroup as group:
@@ -93,7 +76,7 @@ def _alone(run: Callable[[Namespace], int], options: Namespace) -> int:
 
 
 def code_of(error: RendezvousError) -> Exit:
-    """Return the exit code for an error of the library."""
+    """Return the exit code for an error from the library."""
     match error:
         case RendezvousClosedError():
             return Exit.CLOSED
@@ -101,20 +84,17 @@ def code_of(error: RendezvousError) -> Exit:
             return Exit.UNREACHABLE
         case RendezvousSettingsError():
             return Exit.USAGE
-        case RendezvousTimeoutError():
-            return Exit.TIMED_OUT
         case _:
             return Exit.FAILED
 
 
 def one_line(error: Exception | str) -> str:
-    """Return an error's text in one line; of many attempts to connect, the last."""
+    """Return an error's first line, with the last one, such as the latest attempt to connect, in parentheses."""
     first, *more = str(error).splitlines() or [type(error).__name__]
     return f"{first} ({more[-1].strip()})" if more else first
 
 
 def end(code: int, message: str) -> int:
-    """Write how a command ended, on a line of its own, and return its exit code."""
-    end_bar()
+    """Print a message to stderr and return the exit code."""
     print(clean(f"rdzv: {message}"), file=sys.stderr)
     return code

@@ -1,13 +1,10 @@
-"""What ``rdzv bench`` measures, and how. Times are by this process's own monotonic clock."""
+"""The measurements of ``rdzv bench``. All times are on this process's monotonic clock."""
 
 from __future__ import annotations
 
-import asyncio
-import os
 import secrets
-import signal
 from argparse import Namespace
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from statistics import median
@@ -16,20 +13,20 @@ from typing import Any
 import anyio
 import msgspec
 
-from rendezvous_async import clock
-from rendezvous_async.backends.base import Backend, Commit, Session
+from rendezvous_async.admin import close_run, purge_run
+from rendezvous_async.aio import clock
+from rendezvous_async.aio.deadline import Deadline
+from rendezvous_async.backends.base import Backend
+from rendezvous_async.cli.actors import Actor
 from rendezvous_async.cli.demo_node import TIMEOUTS
 from rendezvous_async.cli.endpoints import endpoint_of, open_run, shown
 from rendezvous_async.cli.exits import Exit, Failure
-from rendezvous_async.cli.stage import start_node
 from rendezvous_async.cli.terminal import Terminal
-from rendezvous_async.clock import Patience
-from rendezvous_async.connecting import connect
-from rendezvous_async.control import close_run, purge_run
 from rendezvous_async.core.rules import Change
-from rendezvous_async.handler import Rendezvous
+from rendezvous_async.node.connect import connect
+from rendezvous_async.node.rendezvous import Rendezvous
+from rendezvous_async.node.world import World
 from rendezvous_async.texts import counted
-from rendezvous_async.world import World
 
 __all__ = ["Figures", "measure"]
 
@@ -39,17 +36,17 @@ OPENING_AT_ONCE = 64
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What was measured; milliseconds, medians where there are many.
+    """The results.
 
     Attributes:
-        connect_ms: To open a connection for every node.
-        form_ms: From the first join to the last node in its world, for the first round.
-        reform_ms: The same when all return to the barrier, for the rounds after.
-        keep_alives_per_s: How many were answered, counted while the server was probed.
-        answer_ms: How long the server took to answer then: the median.
+        connect_ms: To open a connection for each node.
+        form_ms: From the first join until the last node has its world, in the first round.
+        reform_ms: The same in later rounds, when all nodes return to the barrier: the median.
+        keep_alives_per_s: Answered keep-alives while the server was probed.
+        answer_ms: The server's response time during that: the median.
         answer_worst_ms: The worst of them.
-        detect_first_ms: From SIGKILL of a node's process until the first other node knew.
-        detect_last_ms: Until the last one knew.
+        detect_first_ms: From the SIGKILL of a node's process until the first other node knew.
+        detect_last_ms: The same until the last one knew.
     """
 
     endpoint: str
@@ -69,37 +66,39 @@ class Figures(msgspec.Struct, frozen=True):
             f"{counted(self.nodes, 'node')} at {self.endpoint}\n"
             f"connections   {self.connect_ms:.1f} ms for all\n"
             f"formation     {self.form_ms:.1f} ms, again {reform} (median)\n"
-            f"keep-alives   {self.keep_alives_per_s:.1f} per s were answered; meanwhile an answer takes "
+            f"keep-alives   {self.keep_alives_per_s:.1f} per s answered; a read meanwhile takes "
             f"{self.answer_ms:.2f} ms (median), {self.answer_worst_ms:.2f} ms (worst)\n"
             f"detection     of a killed process: {self.detect_first_ms:.0f} ms first, {self.detect_last_ms:.0f} ms last"
         )
 
 
 async def measure(options: Namespace, terminal: Terminal) -> Figures:
-    """Measure everything, and leave nothing behind."""
-    with anyio.move_on_after(WAIT + options.seconds) as scope:
+    """Measure everything, and remove the runs."""
+    steps, all_nodes = options.rounds + 4, counted(options.nodes, "node")
+    with terminal.progress(steps) as advance, anyio.move_on_after(WAIT + options.seconds) as scope:
         name = f"rdzv-bench-{secrets.token_hex(4)}"
-        steps, all_nodes = options.rounds + 4, counted(options.nodes, "node")
-        terminal.progress(0, steps, f"opening {counted(options.nodes, 'connection')} to {shown(options)}")
-        # Exactly N: the round forms when the last one is there, with no last call to be taken off the times.
+        advance(0, f"opening {counted(options.nodes, 'connection')} to {shown(options)}")
+        # The world is full at N, so no last call is part of the times.
         async with _Crowd.meet(options, name, options.nodes) as crowd:
             times = []
             for number in range(options.rounds):
-                terminal.progress(number + 1, steps, f"round {number + 1}: {all_nodes} at the barrier")
+                advance(number + 1, f"round {number + 1}: {all_nodes} at the barrier")
                 began = clock.now()
                 await crowd.join()
                 times.append(clock.now() - began)
-            terminal.progress(steps - 3, steps, f"keeping {all_nodes} alive for {options.seconds:g} s")
+            advance(steps - 3, f"keeping {all_nodes} alive for {options.seconds:g} s")
             answers, keep_alives = await crowd.probe(options.seconds)
             connect_seconds = crowd.connect_seconds
-        # One place more, for the node that is killed.
-        terminal.progress(steps - 2, steps, f"opening {counted(options.nodes, 'connection')} again")
+        # One place is for the node that is killed.
+        advance(steps - 2, f"opening {counted(options.nodes, 'connection')} again")
         async with _Crowd.meet(options, f"{name}-kill", options.nodes + 1) as crowd:
-            terminal.progress(steps - 1, steps, "a node in a process of its own joins, and is killed")
+            advance(steps - 1, "a node in its own process joins and is killed")
             detected = await _kill_one(options, crowd)
-        terminal.progress(steps, steps, "done")
+        advance(steps, "done")
     if scope.cancelled_caught:
-        raise Failure(Exit.TIMED_OUT, f"the benchmark was not done after {WAIT + options.seconds:g} s")
+        raise Failure(
+            Exit.TIMED_OUT, f"the benchmark did not finish within {WAIT + options.seconds:g} s; try fewer --nodes"
+        )
     return Figures(
         endpoint=str(endpoint_of(options)),
         nodes=options.nodes,
@@ -115,7 +114,7 @@ async def measure(options: Namespace, terminal: Terminal) -> Figures:
 
 
 class _Crowd:
-    """Nodes of this process, each with a connection of its own, and one more connection to look at their run."""
+    """The nodes in this process, each on its own connection, and one more connection to control their run."""
 
     def __init__(self, control: Backend) -> None:
         self.control = control
@@ -126,7 +125,7 @@ class _Crowd:
     @classmethod
     @asynccontextmanager
     async def meet(cls, options: Namespace, run_id: str, room: int) -> AsyncIterator[_Crowd]:
-        """Connect all nodes of a run that has room for so many; the run is removed at the end."""
+        """Connect all nodes to a run of at most ``room`` nodes; remove the run at the end."""
         async with AsyncExitStack() as stack:
             crowd = cls(await stack.enter_async_context(open_run(options, run_id)))
             began = clock.now()
@@ -158,12 +157,12 @@ class _Crowd:
                     await purge_run(crowd.control)
 
     async def join(self) -> list[World]:
-        """Let all join, and return their worlds."""
+        """Join with all nodes and return their worlds."""
         await together([member.join for member in self.members])
         return [world for member in self.members if (world := member.world) is not None]
 
     async def probe(self, seconds: float) -> tuple[list[float], float]:
-        """Ask again and again; returns how long each answer took, and the keep-alives that were answered per second."""
+        """Read a key repeatedly; return the response times, and the answered keep-alives per second."""
         answers = []
         began, before = clock.now(), self._keep_alives
         with anyio.move_on_after(seconds):
@@ -173,38 +172,31 @@ class _Crowd:
                 answers.append(clock.now() - asked)
                 await anyio.sleep(PROBE_EVERY)
         if not answers:
-            raise Failure(Exit.TIMED_OUT, f"the server did not answer within {seconds:g} s while nodes were kept alive")
+            raise Failure(Exit.TIMED_OUT, f"the server answered no read within {seconds:g} s; is it overloaded?")
         return answers, (self._keep_alives - before) / (clock.now() - began)
 
     def _count_keep_alives(self, backend: Backend) -> None:
-        """Count every keep-alive of this backend's sessions that is answered."""
-        begin = backend.begin
+        """Count every answered keep-alive of this backend's sessions."""
+        keep_alive = backend.driver.keep_alive
 
-        async def begin_counted(*args: Any, **options: Any) -> tuple[Session, Commit | None]:
-            session, commit = await begin(*args, **options)
-            keep_alive = session.keep_alive
+        async def counted(session: str, deadline: Deadline | None = None) -> None:
+            await keep_alive(session, deadline)
+            self._keep_alives += 1
 
-            async def counted(patience: Patience | None = None) -> None:
-                await keep_alive(patience)
-                self._keep_alives += 1
-
-            setattr(session, "keep_alive", counted)  # noqa: B010
-            return session, commit
-
-        setattr(backend, "begin", begin_counted)  # noqa: B010
+        setattr(backend.driver, "keep_alive", counted)  # noqa: B010
 
 
 async def _kill_one(options: Namespace, crowd: _Crowd) -> list[float]:
-    """Add a node in a process of its own, kill it, and return how long each other node took to know."""
+    """Add a node in its own process, kill it, and return the seconds until each other node knew."""
     settings = crowd.members[0].settings
     endpoint = endpoint_of(options)
     connection: dict[str, Any] = dict(endpoint.options)
     if endpoint.scheme == "tcp":
         connection["is_host"] = "false"
     nodes = f"{settings.min_nodes}:{settings.max_nodes}"
-    who = {"run_id": crowd.control.run_id, "nodes": nodes, "node": "victim"}
-    victim = await start_node(str(endpoint), {**who, **connection})
+    victim = Actor("victim")
     try:
+        await victim.start(str(endpoint), run_id=crowd.control.run_id, nodes=nodes, **connection)
         worlds = await crowd.join()
         while worlds[0].size != settings.max_nodes:
             await worlds[0].changed()
@@ -214,35 +206,25 @@ async def _kill_one(options: Namespace, crowd: _Crowd) -> list[float]:
         async def wait(world: World) -> None:
             change = await world.changed()
             if change is not Change.MEMBER_LOST:
-                raise Failure(Exit.FAILED, f"a node saw {change} where it should have seen the loss of the killed one")
+                raise Failure(Exit.FAILED, f"a node saw {change} instead of the loss of the killed node")
             knew.append(clock.now())
 
-        if victim.returncode is not None or any(world.change is not None for world in worlds):
-            raise Failure(Exit.FAILED, "the world changed before the node was killed, so its time would mean nothing")
+        if victim.process.returncode is not None or any(world.change is not None for world in worlds):
+            raise Failure(Exit.FAILED, "the world changed before the kill, so detection was not measured; try again")
         killed_at = clock.now()
-        os.kill(victim.pid, signal.SIGKILL)
+        victim.kill()
         await together([partial(wait, world) for world in worlds])
         return [at - killed_at for at in knew]
     finally:
         with anyio.CancelScope(shield=True):
-            await _end(victim)
+            await victim.end()
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        os.kill(process.pid, signal.SIGKILL)
-    await process.communicate()
-
-
-async def together(calls: Sequence[Callable[[], Awaitable[object]]]) -> None:
-    """Do all at once, and wait for all."""
-
-    async def call(one: Callable[[], Awaitable[object]]) -> None:
-        await one()
-
+async def together(calls: Sequence[Callable[[], Coroutine[Any, Any, object]]]) -> None:
+    """Run all calls concurrently, and wait for them."""
     async with anyio.create_task_group() as group:
-        for one in calls:
-            group.start_soon(call, one)
+        for call in calls:
+            group.start_soon(call)
 
 
 def _ms(seconds: float) -> float:

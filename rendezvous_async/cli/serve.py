@@ -1,39 +1,47 @@
 """Serve tcp:// for any number of runs, until SIGTERM or SIGINT.
 
-When it serves, it prints one line on stdout that scripts can wait for: "ready tcp://host:port", followed by the address
-of the status page if there is one.
+Once the server is ready, it prints one line on stdout that scripts can wait for: "ready tcp://host:port", followed by
+the URL of the status page if there is one.
 """
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from argparse import ArgumentTypeError, Namespace
+from contextlib import AsyncExitStack
 
 from rendezvous_async.cli.endpoints import add_keys, read_secret, tls_files
 from rendezvous_async.cli.exits import Exit, Failure
 from rendezvous_async.cli.parsing import Parser, port
 from rendezvous_async.cli.terminal import Terminal
-from rendezvous_async.settings import DEFAULT_PORTS, format_address
+from rendezvous_async.settings import DEFAULT_PORTS, parse_endpoint
 
-if TYPE_CHECKING:
-    from rendezvous_async.backends.tcp import TcpServer
-
+HOST, PORT = "127.0.0.1", DEFAULT_PORTS["tcp"]
 EXAMPLE = """  rdzv serve
-  rdzv serve --host 0.0.0.0 --secret-file secret.txt --data-dir /var/lib/rdzv --http 8080"""
+  rdzv serve 0.0.0.0:29400 --secret-file secret.txt --data-dir /var/lib/rdzv --http 8080"""
 
 
 def configure(parser: Parser) -> None:
-    parser.add_argument("--host", default="127.0.0.1", help="address or name to serve on (127.0.0.1)")
-    parser.add_argument(
-        "--port", type=port, default=DEFAULT_PORTS["tcp"], help=f"0 is any free one ({DEFAULT_PORTS['tcp']})"
-    )
-    parser.add_argument("--data-dir", metavar="DIR", help="keep everything here, so that a restart goes on")
+    parser.add_argument("address", nargs="?", type=address, metavar="HOST[:PORT]", help="short for --host and --port")
+    parser.add_argument("--host", help=f"address or name to listen on ({HOST})")
+    parser.add_argument("--port", type=port, help=f"port to listen on; 0 picks a free one ({PORT})")
+    parser.add_argument("--data-dir", metavar="DIR", help="keep all state here, so that it survives a restart")
     add_keys(parser)
-    parser.add_argument("--insecure", action="store_true", help="serve other machines with neither secret nor TLS")
-    parser.add_argument("--http", type=port, metavar="PORT", help="status page, /api/status, /metrics and /health")
-    parser.add_argument("--http-host", default="127.0.0.1", metavar="HOST", help="where that listens (127.0.0.1)")
+    parser.add_argument("--insecure", action="store_true", help="serve other machines without secret or TLS")
+    parser.add_argument(
+        "--http", type=port, metavar="PORT", help="serve the status page, /api/status, /metrics and /health here"
+    )
+    parser.add_argument("--http-host", default="127.0.0.1", metavar="HOST", help="where --http listens (127.0.0.1)")
+
+
+def address(text: str) -> tuple[str, int]:
+    """Parse HOST[:PORT], with or without ``tcp://``."""
+    try:
+        (place,) = parse_endpoint(f"tcp://{text.removeprefix('tcp://')}").hosts
+    except ValueError:
+        place = ("", 0)
+    if not place[0].strip("0123456789"):
+        raise ArgumentTypeError(f"{text!r} is not HOST[:PORT], for example 0.0.0.0:{PORT}")
+    return place
 
 
 def run(options: Namespace) -> int:
@@ -41,11 +49,11 @@ def run(options: Namespace) -> int:
 
     import anyio
 
-    from rendezvous_async.backends.log import LogInUseError
-    from rendezvous_async.backends.tcp import server
+    from rendezvous_async.backends.table.log import LogInUseError
+    from rendezvous_async.backends.tcp.server import server
 
     def is_news(record: logging.LogRecord) -> bool:
-        """Whether a log line says more than the command itself says when it ends."""
+        """Drop errors from the log: the command reports them itself when it ends."""
         return record.levelno < logging.ERROR
 
     server.logger.addFilter(is_news)
@@ -63,73 +71,37 @@ async def _serve(options: Namespace) -> int:
     import anyio
 
     from rendezvous_async.backends.tcp import serve
-    from rendezvous_async.backends.tcp.process import dedicate_process
+    from rendezvous_async.backends.tcp.server.process import dedicate_process
 
+    if options.address is not None and (options.host is not None or options.port is not None):
+        raise Failure(Exit.USAGE, "give either HOST:PORT or --host and --port, not both; see rdzv serve --help")
+    host, number = options.address or (options.host or HOST, PORT if options.port is None else options.port)
+    secret, files = read_secret(options), tls_files(options)
     dedicate_process()
     terminal = Terminal(quiet=options.quiet)
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with (
-            serve(
-                options.host,
-                options.port,
-                data_dir=options.data_dir,
-                secret=read_secret(options),
-                insecure=options.insecure,
-                **tls_files(options),
-            ) as server,
-            pages_of(server, options) as address,
+            serve(host, number, data_dir=options.data_dir, secret=secret, insecure=options.insecure, **files) as server,
+            AsyncExitStack() as stack,
             anyio.create_task_group() as group,
         ):
+            ready = ["ready", server.endpoint]
+            if options.http is not None:
+                from rendezvous_async.page.pages import serve_pages
+
+                pages = serve_pages(
+                    server, options.http_host, options.http, secret=secret, insecure=options.insecure, **files
+                )
+                ready.append(await stack.enter_async_context(pages))
 
             async def watch_disk() -> None:
                 await server.failed.wait()
                 raise Failure(Exit.FAILED, f"the server at {server.endpoint} stops: {server.failure}")
 
             group.start_soon(watch_disk)
-            terminal.print(" ".join(["ready", server.endpoint, *address]))
-            async for number in signals:
-                terminal.say(f"stopping on {number.name}")
+            terminal.print(" ".join(ready))
+            async for received in signals:
+                terminal.say(f"stopping on {received.name}")
                 break
             group.cancel_scope.cancel()
     return Exit.OK
-
-
-@asynccontextmanager
-async def pages_of(server: TcpServer, options: Namespace) -> AsyncIterator[list[str]]:
-    """Serve the status page for as long as the block runs, if it is asked for; gives its address."""
-    if options.http is None:
-        yield []
-        return
-    import anyio
-
-    from rendezvous_async.backends.tcp.addresses import listen_on, resolve
-    from rendezvous_async.backends.tcp.tls import Tls
-    from rendezvous_async.cli.http import Site
-    from rendezvous_async.cli.overview import Overview
-    from rendezvous_async.cli.status_pages import status_pages
-
-    where = format_address(options.http_host, options.http)
-    files = tls_files(options)
-    tls = Tls.make(**{name.removeprefix("tls_"): file for name, file in files.items()}).server
-    try:
-        addresses = await resolve(options.http_host, options.http)
-        if tls is None and not options.insecure and not all(address.is_loopback for address in addresses):
-            raise Failure(
-                Exit.USAGE,
-                f"the status page at {where} could be reached by other machines, and without TLS its secret could be "
-                "read on the way: set --tls-cert and --tls-key, or say --insecure if the network is trusted",
-            )
-        sockets = listen_on(addresses)
-    except OSError as error:
-        why = str(error.strerror).removeprefix(f"{where}: ")
-        raise Failure(Exit.UNREACHABLE, f"cannot serve the status page on {where}: {why}") from None
-    overview = Overview(server)
-    site = Site(status_pages(overview), read_secret(options), [options.http_host])
-    try:
-        site.start(sockets, tls)
-        shown = format_address(options.http_host, sockets[0].getsockname()[1])
-        yield [f"{'http' if tls is None else 'https'}://{shown}/"]
-    finally:
-        with anyio.CancelScope(shield=True):
-            await site.aclose()
-        overview.close()

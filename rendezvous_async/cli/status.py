@@ -1,4 +1,4 @@
-"""Say how a run stands: who is here, who is missing, and why a round has not formed."""
+"""Show the state of a run: which nodes are present or missing, and why a round has not formed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ EXAMPLE = """  rdzv status tcp://head:29400 --run-id job-7
 
 def configure(parser: Parser) -> None:
     add_run(parser)
-    parser.add_argument("--json", action="store_true", help="print it for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: Namespace) -> int:
     import anyio
-    import msgspec
 
-    from rendezvous_async.clock import answer_within
-    from rendezvous_async.control import read_status
+    from rendezvous_async.admin import read_status
+    from rendezvous_async.aio.deadline import answer_within
 
     terminal = Terminal(quiet=options.quiet)
 
@@ -31,9 +30,10 @@ def run(options: Namespace) -> int:
         async with open_run(options, existing=True) as backend:
             with answer_within(options.timeout, f"read the status of run {options.run_id!r}"):
                 status = known_run(await read_status(backend), options)
-        terminal.print(
-            msgspec.json.format(msgspec.json.encode(status), indent=2).decode() if options.json else str(status)
-        )
+        if options.json:
+            terminal.print_json(status)
+        else:
+            terminal.print(str(status))
         if status.closed is not None:
             raise Failure(Exit.CLOSED, f"run {options.run_id!r} is closed")
         return Exit.OK

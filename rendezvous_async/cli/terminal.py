@@ -1,7 +1,8 @@
-"""What a person sees: progress lines, colours where they are welcome, and a screen that is drawn in place.
+"""Terminal output: progress lines, colours where supported, and a live view redrawn in place.
 
-Progress goes to stderr, results to stdout. Colours need a terminal, and no ``NO_COLOR``; a live screen needs a terminal
-that can move its cursor. Otherwise everything is plain lines.
+Progress goes to stderr, results to stdout. rich is imported only to draw on a terminal; pipes and files get plain
+lines. Text from other nodes reaches rich as ``Text``, never as markup. Control characters are escaped first, since rich
+does not escape them.
 """
 
 from __future__ import annotations
@@ -9,41 +10,33 @@ from __future__ import annotations
 import io
 import logging
 import os
-import shutil
 import sys
-import unicodedata
-from collections.abc import Iterable, Sequence
-from typing import TextIO
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, TextIO
 
 from rendezvous_async.texts import printable
 
-__all__ = ["Screen", "Terminal", "clean", "end_bar", "make_output_safe", "table"]
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
 
-_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
-_HIDE, _SHOW, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[?25l", "\x1b[?25h", "\x1b[K", "\x1b[J"
+__all__ = ["Terminal", "clean", "lines", "make_output_safe", "table"]
 
 BAR = 24
 
 
 def clean(text: str) -> str:
-    """Return lines of text with nothing in them that a terminal would obey."""
+    """Escape the control characters in each line of a text."""
     return "\n".join(map(printable, text.split("\n")))
 
 
-_unfinished: list[TextIO] = []
-"""The terminal on whose last line a progress bar stands, if there is one."""
-
-
-def end_bar() -> None:
-    """Give what is written next a line of its own."""
-    while _unfinished:
-        _unfinished.pop().write("\n")
-
-
 def make_output_safe() -> None:
-    """Write log lines without control characters, and text that the locale cannot encode with escapes.
+    """Escape control characters in log lines, and characters that the locale cannot encode on stdout.
 
-    What was closed by whoever started this process is /dev/null from now on, before a socket gets its descriptor.
+    Reopen closed standard streams as /dev/null, before a socket gets their descriptors.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -55,7 +48,7 @@ def make_output_safe() -> None:
 
 
 class _SafeFormatter(logging.Formatter):
-    """Formats what the library logs; names of other nodes may be in it."""
+    """Escapes control characters: log lines may contain names of other nodes."""
 
     def format(self, record: logging.LogRecord) -> str:
         return clean(super().format(record))
@@ -65,100 +58,100 @@ class Terminal:
     """Where a command writes.
 
     Attributes:
-        live: Whether stdout is a terminal on which a screen can be drawn in place.
+        live: Whether stdout is a terminal that can be redrawn in place.
     """
 
     def __init__(self, *, quiet: bool = False, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self.out = out or sys.stdout
         self.err = err or sys.stderr
         self.quiet = quiet
-        self.live = self.out.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        self._colours = self.live and not os.environ.get("NO_COLOR")
+        self.live = _is_capable(self.out)
 
-    def print(self, text: str = "") -> None:
-        """Write a result."""
-        end_bar()
-        print(clean(text), file=self.out, flush=True)
+    def print(self, *pieces: str | tuple[str, str]) -> None:
+        """Write one line of results; a piece may have a style."""
+        styled = [(piece, "") if isinstance(piece, str) else piece for piece in pieces]
+        if self.live and any(style for _, style in styled):
+            from rich.text import Text
+
+            line = Text.assemble(*((clean(text), style) for text, style in styled))
+            self._console.print(line, soft_wrap=True)
+        else:
+            print(clean("".join(text for text, _ in styled)), file=self.out, flush=True)
+
+    def print_json(self, value: object) -> None:
+        """Write a result as indented JSON."""
+        import msgspec
+
+        self.print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
     def say(self, text: str) -> None:
-        """Write a line of progress, unless that is not wanted."""
+        """Write a line of progress, unless quiet."""
         if not self.quiet:
-            end_bar()
             print(clean(text), file=self.err, flush=True)
 
-    def progress(self, done: int, total: int, text: str) -> None:
-        """Say that so many steps of so many are done, and what is next: a bar on a terminal, else a line."""
-        if self.quiet:
+    @contextmanager
+    def progress(self, total: int) -> Iterator[Callable[[int, str], None]]:
+        """Yield a function that reports the steps done and the current one: a bar on a terminal, else lines."""
+        if self.quiet or not _is_capable(self.err):
+            yield lambda done, text: self.say(f"{done} of {total}: {text}")
             return
-        if not self.err.isatty():
-            self.say(f"{done} of {total}: {text}")
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
+
+        bar = Progress(
+            BarColumn(BAR, complete_style="green", finished_style="green", table_column=Column(min_width=BAR)),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+            console=Console(file=self.err),
+            auto_refresh=False,
+            redirect_stdout=self.live,
+        )
+        with bar:
+            task = bar.add_task("", total=total)
+            yield lambda done, text: bar.update(task, completed=done, description=clean(text), refresh=True)
+
+    @contextmanager
+    def screen(self) -> Iterator[Callable[[RenderableType], None] | None]:
+        """Yield a function that replaces the current picture; None if stdout cannot be redrawn in place."""
+        if not self.live:
+            yield None
             return
-        bar = "#" * (BAR * done // total)
-        _unfinished[:] = [self.err]  # First: an interrupt may come at any moment.
-        room = shutil.get_terminal_size().columns - BAR - 4
-        self.err.write(f"\r[{bar:-<{BAR}}] {clean(text)[:room]}{_CLEAR_LINE}" + ("\n" if done == total else ""))
-        self.err.flush()
-        if done == total:
-            _unfinished.clear()
+        from rich.live import Live
 
-    def paint(self, text: str, *styles: str) -> str:
-        """Return ``text`` in colours, or as it is."""
-        if not self._colours or not styles:
-            return text
-        return f"\x1b[{';'.join(_CODES[style] for style in styles)}m{text}\x1b[0m"
+        with Live(console=self._console, auto_refresh=False) as live:
+            yield lambda picture: live.update(picture, refresh=True)
 
+    @property
+    def height(self) -> int:
+        """The lines available for a picture."""
+        return self._console.height
 
-class Screen:
-    """Some lines at the end of the terminal that are drawn again and again, in place."""
+    @cached_property
+    def _console(self) -> Console:
+        from rich.console import Console
 
-    def __init__(self, terminal: Terminal) -> None:
-        self._out = terminal.out
-        self._height = 0
-
-    def __enter__(self) -> Screen:
-        self._out.write(_HIDE)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._out.write(_SHOW)
-        self._out.flush()
-
-    def draw(self, lines: Iterable[str]) -> None:
-        """Draw ``lines`` over those of the last time; what does not fit the terminal is left out, the oldest first."""
-        size = shutil.get_terminal_size()
-        shown = list(lines)[-max(1, size.lines - 1) :]
-        up = f"\x1b[{self._height}A\r" if self._height else "\r"
-        self._out.write(up + "".join(f"{_cut(line, size.columns)}{_CLEAR_LINE}\n" for line in shown) + _CLEAR_BELOW)
-        self._out.flush()
-        self._height = len(shown)
+        return Console(file=self.out, highlight=False, markup=False, emoji=False)
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return rows as lines with aligned columns; the first line is the header."""
-    cells = [list(header), *(list(map(printable, row)) for row in rows)]
-    widths = [max(_width(row[column]) for row in cells) for column in range(len(header))]
-    return [
-        "  ".join(cell + " " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
-    ]
+def _is_capable(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def _width(text: str) -> int:
-    """Return how many columns a text takes: some characters take two, some none."""
-    if text.isascii():
-        return len(text)
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+def lines(texts: Iterable[str], style: str = "") -> Text:
+    """Return lines for a picture, each truncated at the terminal's width."""
+    from rich.text import Text
+
+    return Text("\n".join(map(printable, texts)), style, no_wrap=True, overflow="ellipsis")
 
 
-def _cut(line: str, columns: int) -> str:
-    """Return a line that fits; colours take no room."""
-    width = at = 0
-    while at < len(line):
-        if line[at] == "\x1b":
-            at = line.index("m", at) + 1
-            continue
-        width += _width(line[at])
-        if width >= columns:
-            return line[:at] + ("\x1b[0m" if "\x1b" in line else "")
-        at += 1
-    return line
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], styles: Iterable[str] = ()) -> Table:
+    """Return a table for a picture, with an optional style for each row."""
+    from rich.table import Table
+
+    made = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for name in header:
+        made.add_column(name, no_wrap=True)
+    style = iter(styles)
+    for row in rows:
+        made.add_row(*(lines([cell]) for cell in row), style=next(style, ""))
+    return made

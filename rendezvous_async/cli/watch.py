@@ -1,37 +1,39 @@
-"""Follow a run live, driven by pushes: a picture in a terminal, a line for each change elsewhere.
+"""Follow a run live: a table on a terminal, otherwise one line for each change.
 
-It says when the backend cannot be reached, and when it can be again. Ends with 0 when the run is closed, and with 4 if
-it was closed before.
+Reports when the connection to the backend is lost and when it is back. Exits with 0 when the run is closed, and with 4
+if it was closed already.
 """
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from rendezvous_async import clock
+from rendezvous_async.aio import clock
 from rendezvous_async.cli.endpoints import add_run, known_run, open_run
 from rendezvous_async.cli.exits import Exit, Failure
 from rendezvous_async.cli.parsing import Parser
-from rendezvous_async.cli.terminal import Screen, Terminal, clean, table
+from rendezvous_async.cli.terminal import Terminal, lines, table
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from rendezvous_async.backends.base import Backend, Entry
     from rendezvous_async.core.diagnosis import Status
 
 EXAMPLE = """  rdzv watch tcp://head:29400 --run-id job-7
   rdzv watch tcp://head:29400 --run-id job-7 --wait | tee job-7.log"""
 PAUSE = 0.1
-"""Seconds between two pictures, at least: people cannot read faster."""
+"""The least seconds between two updates: people cannot read faster."""
 LOOK_AT_CONNECTION = 0.25
 REMEMBERED = 10
 
 
 def configure(parser: Parser) -> None:
     add_run(parser)
-    parser.add_argument("--wait", action="store_true", help="wait for the run, if nobody has joined it yet")
+    parser.add_argument("--wait", action="store_true", help="wait for the first node if the run does not exist yet")
 
 
 def run(options: Namespace) -> int:
@@ -43,30 +45,39 @@ def run(options: Namespace) -> int:
 async def _watch(options: Namespace) -> int:
     import anyio
 
-    viewer = Viewer(options)
-    async with open_run(options, existing=not options.wait) as backend, anyio.create_task_group() as group:
-        group.start_soon(viewer.watch_connection, backend)
-        code = await viewer.watch_run(backend)
-        group.cancel_scope.cancel()
+    terminal = Terminal(quiet=options.quiet)
+    async with open_run(options, existing=not options.wait) as backend:
+        with terminal.screen() as draw:
+            viewer = Viewer(options, terminal, draw)
+            async with anyio.create_task_group() as group:
+                group.start_soon(viewer.watch_connection, backend)
+                code = await viewer.watch_run(backend)
+                group.cancel_scope.cancel()
     return code
 
 
 class Viewer:
-    """Shows a run as it changes: a picture in a terminal, a line for each change elsewhere."""
+    """Shows a run as it changes.
 
-    def __init__(self, options: Namespace) -> None:
+    Args:
+        options: The command's options.
+        terminal: Gets a line for each change if ``draw`` is None.
+        draw: Replaces the picture on the terminal.
+    """
+
+    def __init__(self, options: Namespace, terminal: Terminal, draw: Callable[[RenderableType], None] | None) -> None:
         self._options = options
-        self._terminal = Terminal(quiet=options.quiet)
-        self._screen = Screen(self._terminal)
+        self._terminal = terminal
+        self._draw = draw
         self._began = clock.now()
         self._status: Status | None = None
-        self._lines: list[str] = []
+        self._news: list[str] = []
 
     async def watch_run(self, backend: Backend) -> int:
-        """Show every change, until the run is closed; returns the exit code."""
+        """Show every change until the run is closed; return the exit code."""
         import anyio
 
-        from rendezvous_async.cli.changes import changes
+        from rendezvous_async.core.changes import changes
 
         before: Status | None = None
         async with aclosing(statuses(backend)) as looks:
@@ -78,7 +89,7 @@ class Viewer:
                 self._status = status
                 if before is not None and status.settings is None:
                     before = None
-                    self._show("the backend holds nothing of the run any more; waiting for its nodes")
+                    self._show("the backend has lost the run's state; waiting for its nodes to reconnect")
                 else:
                     self._show(*changes(before, status))
                     before = status if status.settings is not None else before
@@ -88,7 +99,7 @@ class Viewer:
         return Exit.OK
 
     async def watch_connection(self, backend: Backend) -> None:
-        """Show when the backend cannot be reached, and when it can be again."""
+        """Report when the connection to the backend is lost and when it is back."""
         import anyio
 
         was_gone = False
@@ -98,23 +109,22 @@ class Viewer:
             if trouble is not None and not was_gone:
                 self._show(trouble)
             elif trouble is None and was_gone:
-                self._show("the backend can be reached again")
+                self._show("the backend is reachable again")
             was_gone = trouble is not None
 
     def _show(self, *what: str) -> None:
-        news = [f"{clock.now() - self._began:8.2f} s  {clean(change)}" for change in what]
-        self._lines = [*self._lines, *news][-REMEMBERED:]
-        if not self._terminal.live:
+        news = [f"{clock.now() - self._began:8.2f} s  {change}" for change in what]
+        self._news = [*self._news, *news][-REMEMBERED:]
+        if self._draw is None:
             for line in news:
                 self._terminal.print(line)
         elif self._status is not None:
-            with self._screen:
-                self._screen.draw([*picture(self._terminal, self._status), "", *self._lines])
+            self._draw(picture(self._status, self._news, self._terminal.height))
 
 
 async def statuses(backend: Backend) -> AsyncGenerator[Status, None]:
-    """Yield how a run stands, and again whenever that has changed."""
-    from rendezvous_async.control import status_of
+    """Yield the status of a run, now and after each change."""
+    from rendezvous_async.admin import status_of
     from rendezvous_async.core.state import COORDINATOR, NODES, SEATS, STATE
 
     entries: dict[str, Entry] = {}
@@ -134,13 +144,21 @@ async def statuses(backend: Backend) -> AsyncGenerator[Status, None]:
             )
 
 
-def picture(terminal: Terminal, status: Status) -> list[str]:
-    """Return a run as lines for a screen: the diagnosis, and a table of the nodes."""
-    rows = [
+def picture(status: Status, news: list[str], height: int) -> RenderableType:
+    """Draw a run: the diagnosis, as many nodes as fit, and the latest changes."""
+    from rich.console import Group
+
+    nodes = [
         (present.node, present.role.value, "-" if present.rank is None else str(present.rank), present.address)
         for present in status.here
     ]
-    rows += [(absent.node, "absent", str(absent.rank), "") for absent in status.absent]
-    header, *nodes = table(("NODE", "ROLE", "RANK", "ADDRESS"), rows)
-    headline, *details = clean(str(status)).splitlines()
-    return [terminal.paint(headline, "bold"), *details, "", terminal.paint(header, "bold"), *nodes]
+    nodes += [(absent.node, "absent", str(absent.rank), "") for absent in status.absent]
+    headline, *details = str(status).splitlines()
+    room = max(1, height - len(details) - len(news) - 6)  # Headline, table header, empty lines, and "more nodes".
+    more = [f"... and {len(nodes) - room} more"] if len(nodes) > room else []
+    return Group(
+        lines([headline], "bold"),
+        lines([*details, ""]),
+        table(("NODE", "ROLE", "RANK", "ADDRESS"), nodes[:room]),
+        lines([*more, "", *news]),
+    )

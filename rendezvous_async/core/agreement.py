@@ -1,14 +1,14 @@
-"""Whose settings hold, if nodes come to one run with different ones.
+"""Which settings hold when nodes come to one run with different ones.
 
-A run that has a past goes by the settings of its head for as long as somebody of that past is here: a member that holds
-the round, or one that is back at the barrier. A newcomer with other settings is refused at once.
+Once a round has formed, the settings in the head hold for as long as a member of that past is here: it holds the round,
+or it is back at the barrier. A newcomer with other settings is refused at once.
 
-Otherwise the most numerous settings win, then those whose first node came earliest. Nobody who comes can know how many
-others will agree with it, so a node that is at odds with the head puts its record all the same, and waits for
-``AGREE_WITHIN`` seconds. The coordinator sees the whole roster: when the head's settings are outnumbered, it hands the
-head over to the others. Whoever is still at odds when its time is over, is refused.
+Otherwise the most numerous settings win, and among equals those whose first node came earliest. A node that disagrees
+with the head cannot know how many others will agree with it. So it puts its record and waits for ``AGREE_WITHIN``
+seconds. The coordinator sees the whole roster: when the head's settings are outnumbered, it hands the head over to the
+others. A node that still disagrees when its time is over is refused.
 
-If nobody here goes by the head's settings, the head is of a run that is over, and whoever comes replaces them.
+If no node here has the head's settings, the head belongs to a run that is over, and the next node replaces them.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ AGREE_WITHIN = 2.0
 
 
 def is_abandoned(tally: Tally) -> bool:
-    """Tell whether nobody is here who goes by the head's settings."""
+    """Return whether no node here has the head's settings."""
     return not tally.holding and not tally.at_barrier
 
 
 def is_settled(tally: Tally) -> bool:
-    """Tell whether the head's settings hold whoever comes: somebody is here who has been in a round of this run."""
+    """Return whether the head's settings hold for all newcomers: a node here has been in a round of this run."""
     return bool(tally.holding) or tally.has_survivor
 
 
 def prevailing(tally: Tally) -> str:
-    """Return the fingerprint of the settings that hold, given everybody who is here.
+    """Return the fingerprint of the settings that hold, given the nodes that are here.
 
     Settings that cannot be read, since a newer version wrote them, never win.
     """

@@ -1,7 +1,12 @@
 """Values to bytes and back: versioned, bounded, strict.
 
-A stored value is one byte of format version, one byte that says which record it is, and msgpack. Whatever is not
-exactly that raises ``RendezvousStateError``: nothing in the backend can make this process run code or eat its memory.
+A stored value is one byte of format version, one byte that says which record it is, and a msgpack map. Anything else
+raises ``RendezvousStateError``: nothing in the backend can make this process run code or eat its memory.
+
+Fields that are not known are passed over, at every level of a record: a newer version may have written them, and they
+are lost when an older one writes the record again. The known ones must have the right type and keep within their
+bounds. The format version is raised only if an older reader could not find the known fields at all; such a record
+raises ``RendezvousVersionError``. ``features.py`` says how a new field is made to count.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from rendezvous_async.core.state import Head, Node, Post, Seat
-from rendezvous_async.errors import RendezvousStateError
+from rendezvous_async.errors import RendezvousStateError, RendezvousVersionError
 
 __all__ = ["FORMAT", "MAX_RECORD", "decode", "encode"]
 
@@ -42,10 +47,11 @@ def decode(kind: type[R], data: bytes | None, key: str = "") -> R:
     """Return the record of that kind that ``data`` holds; ``key`` is for the error's text.
 
     Raises:
+        RendezvousVersionError: A newer version wrote it.
         RendezvousStateError: ``data`` is anything else.
     """
     if data is None or not 2 <= len(data) <= MAX_RECORD or data[0] != FORMAT or data[1] != _KINDS[kind]:
-        raise RendezvousStateError(f"{_place(kind, key)} {_complaint(kind, data)}")
+        raise _refusal(kind, data, _place(kind, key))
     try:
         record: R = _DECODERS[kind].decode(memoryview(data)[2:])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError) as error:
@@ -57,12 +63,15 @@ def _place(kind: type, key: str) -> str:
     return f"the record at {key!r}" if key else f"a {kind.__name__} record"
 
 
-def _complaint(kind: type, data: bytes | None) -> str:
+def _refusal(kind: type, data: bytes | None, place: str) -> RendezvousStateError:
     """Say what is wrong with data that is no record of this kind at first sight."""
     if data is None or len(data) < 2:
-        return f"is cut short: {data!r}"
+        return RendezvousStateError(f"{place} is cut short: {data!r}")
     if len(data) > MAX_RECORD:
-        return f"has {len(data)} bytes, more than the {MAX_RECORD} that any of ours has"
+        return RendezvousStateError(f"{place} has {len(data)} bytes, more than the {MAX_RECORD} that a record may have")
     if data[0] > FORMAT and data[1] == _KINDS[kind]:
-        return f"was written by a newer rendezvous_async (format {data[0]}, this one reads {FORMAT}); upgrade this node"
-    return f"is not a {kind.__name__} record of rendezvous_async: {data[:16]!r}"
+        return RendezvousVersionError(
+            f"{place} was written by a newer rendezvous_async (format {data[0]}, this one reads {FORMAT}); "
+            "upgrade rendezvous_async here"
+        )
+    return RendezvousStateError(f"{place} is not a {kind.__name__} record of rendezvous_async: {data[:16]!r}")

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
+from rendezvous_async.core.features import in_words, unknown_features
 from rendezvous_async.core.ranks import choose
 from rendezvous_async.core.state import Closed, Head, Node, Phase, Seat
 from rendezvous_async.core.tally import tally_of
@@ -63,7 +64,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         run_id: Which run.
-        settings: What holds for it; None if nobody has founded it yet.
+        settings: The settings that hold; None before the run is founded.
         round: The last round that formed; 0 if none has.
         phase: ``gathering`` or ``formed``.
         here: Every live node, members by rank, then the others as they came.
@@ -72,6 +73,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         coordinator: The node that forms rounds, if there is one.
         closed: Why the run is over, if it is.
         damaged: Keys of records that cannot be read; they count as if they were not there.
+        requires: Features that a node must know to take part.
     """
 
     run_id: str
@@ -84,13 +86,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     coordinator: str | None = None
     closed: Closed | None = None
     damaged: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         details = (f"{label}: {text}" for label, text in self._details())
         return "\n  ".join([f"run {self.run_id!r}: {self._headline()}", *details])
 
     def why(self) -> list[str]:
-        """Return how it stands and what it waits for, for whoever sees its nodes already: the state, then reasons."""
+        """Return the state of the run and what it waits for, without its nodes: for displays that show them already."""
         details = (f"{label}: {text}" for label, text in self._details() if label not in ("here", "coordinator"))
         return [self._headline(), *details]
 
@@ -135,6 +138,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         foreign = self.nodes(Role.FOREIGN)
         if foreign and self.settings is not None:
             yield f"with other settings than {self.settings.fingerprint!r}", _shorten(list(map(printable, foreign)))
+        unknown = unknown_features(self.requires)
+        if unknown and self.closed is None:
+            yield "upgrade rendezvous_async here to join or close the run; it requires", in_words(unknown)
         if self.damaged:
             yield "cannot be read", _shorten(list(map(printable, self.damaged)))
 
@@ -212,6 +218,7 @@ def diagnose(
         missing=0 if held or head.closed is not None else max(0, head.settings.min_nodes - at_barrier),
         coordinator=coordinator,
         closed=head.closed,
+        requires=head.requires,
     )
 
 

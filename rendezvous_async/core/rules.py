@@ -1,33 +1,33 @@
 """The rules of a round.
 
-A run is a sequence of rounds, and its head tells which was the last one formed (0: none yet) and whether it is held.
+A run is a sequence of rounds. Its head names the last round that formed (0: none yet) and says whether it is held.
 
 **Formed.** Members hold a round from the commit that formed it until each of them is accounted for: *returned* (its
 record names a newer arrival than its seat: it is back at the barrier) or *lost* (it has no record: it died or left).
-Until then everybody else waits. The coordinator counts who waits and who is lost into the head, so that members learn
-of it: the first change at once, later ones at most every ``COUNT_EVERY`` seconds, in a large world less often, so that
-a thousand arrivals are not a thousand pushes to a thousand members.
+Until then all others wait. The coordinator writes into the head how many wait and how many are lost, so that members
+learn of it: the first change at once, later ones at most every ``COUNT_EVERY`` seconds, in a large world less often.
+Otherwise a thousand arrivals would be a thousand pushes to a thousand members.
 
-**Gathering.** When no member holds the round any more, everybody at the barrier is a candidate for the next one. With
-``max`` candidates it forms at once. With ``min`` the last call begins: it lasts ``last_call`` seconds, or ``regroup``
-if somebody here held the last round (processors stand idle), is never extended by arrivals, and is off when fewer than
-``min`` are left. A new coordinator starts it anew. When it is over, the round forms.
+**Gathering.** When no member holds the round any more, every node at the barrier is a candidate for the next one. With
+``max`` candidates the round forms at once. With ``min`` the last call begins. It lasts ``last_call`` seconds, or
+``regroup`` seconds if a candidate held the last round, since processors stand idle then. Arrivals never extend it. It
+is off when fewer than ``min`` are left, and a new coordinator starts it again. When it is over, the round forms.
 
 **Forming.** Survivors of the last round come before newcomers, and newcomers in the order of their arrival, up to
-``max``; the others are spares. The round's number is one more than the head or anybody at all remembers. Seats name the
-arrival that they are given to and the attempt that gives them, and count only once the head names that attempt.
+``max``; the others are spares. The round's number is one more than the head or any record remembers. A seat names the
+arrival that it is given to and the attempt that gives it, and counts only once the head names that attempt.
 
-**Settings.** Nodes may come with different ones; ``core/agreement.py`` says whose hold. A coordinator whose settings
-are outnumbered while it gathers hands the head over, and the post with it.
+**Settings.** Nodes may come with different ones; ``core/agreement.py`` says which hold. A coordinator whose settings
+are outnumbered while it gathers hands over the head and the post.
 
 **Closed** beats everything and is final.
 
 A node reads the same head with ``admit`` while it is at the barrier, and with ``change_of`` once it is in. Priority in
 both: closed, then out, then in, then news.
 
-``step`` is a function of what it is given. What the coordinator must remember between steps (when the last call ends,
-when it last counted) goes in and out as ``Notes``. A ``Wait`` lies in the future or has no end; a rule that answered
-"wait until now" would spin, so it is asserted.
+``step`` is a pure function. What the coordinator must remember between steps (when the last call ends, when it last
+counted) goes in and out as ``Notes``. A ``Wait`` ends in the future or never: a rule that answered "wait until now"
+would spin, so this is asserted.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _gather(tally: Tally, notes: Notes, now: float, attempt: str) -> tuple[Step,
 
 
 def _form(tally: Tally, attempt: str) -> Form:
-    settings = tally.head.settings
+    settings, requires = tally.head.settings, tally.head.requires
     chosen = choose(tally.candidates(), settings.max_nodes)
     ranks = assign_ranks(settings, chosen)
     round = tally.last_round + 1
@@ -169,7 +169,7 @@ def _form(tally: Tally, attempt: str) -> Form:
         )
         for node, rank in ranks.items()
     }
-    head = Head(settings=settings, round=round, phase=Phase.FORMED, attempt=attempt, size=len(seats))
+    head = Head(settings=settings, round=round, phase=Phase.FORMED, attempt=attempt, size=len(seats), requires=requires)
     return Form(head, seats)
 
 
@@ -247,7 +247,7 @@ class Change(Enum):
 def changes_of(head: Head | None, held: Joined) -> tuple[Change, ...]:
     """Return everything that has happened to a world that this node holds, the most final first.
 
-    A node is out when the head is of another round, or of a phase in which nobody holds this one, or gone. What such a
+    A node is out when the head is of another round, or of a phase in which no node holds this one, or gone. What such a
     head counts is not about this world.
     """
     if head is not None and head.closed is not None:

@@ -6,11 +6,12 @@
     nodes/<id>      Node    leased: the node is here, and this is its latest arrival at the barrier
     seats/<id>      Seat    a member's place in the round; counts only if the head names its attempt
     coordinator     Post    leased: who folds the roster into seats and head
-    forming                 the id of the attempt under way; nobody watches it
+    forming                 the id of the attempt under way; unwatched
     rounds/<n>              exists while round n is current; its revision is the round's fencing token
     rounds/<n>/...          the round's own key-value store
 
-Every record is small, whatever the number of nodes.
+Every record is small, whatever the number of nodes. Readers pass over fields that they do not know, and a new field
+has a default, so versions can be mixed; ``features.py`` says what to do where that is not enough.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ NODES = "nodes/"
 SEATS = "seats/"
 
 LIFE_LENGTH = 8
-"""So many characters of an arrival are the same for all arrivals of one ``Rendezvous``."""
+"""Length of the prefix that all arrivals of one ``Rendezvous`` share."""
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Text = Annotated[str, Meta(max_length=1024)]
 Labels = Annotated[dict[Text, Text], Meta(max_length=64)]
+Feature = Annotated[str, Meta(min_length=1, max_length=64)]
+Features = Annotated[tuple[Feature, ...], Meta(max_length=32)]
 Stamp = tuple[str, int]
 """A backend's token, as plain values: (epoch, revision)."""
 
@@ -49,7 +52,7 @@ class Phase(StrEnum):
     FORMED = "formed"
 
 
-class Closed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Closed(msgspec.Struct, frozen=True):
     """Why the run is over, and who said so."""
 
     reason: str
@@ -61,8 +64,8 @@ class Closed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{printable(self.by) or 'an unnamed node'}: {printable(self.reason) or 'no reason given'}"
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The state of the run, in a few words.
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of the run, as small as can be.
 
     Attributes:
         settings: What holds for the run.
@@ -74,7 +77,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         returned: While formed: members that are back at the barrier; they are among those that wait.
         lost: While formed: members that died or left and are not back.
         token: The round's fencing token. None in the very commit that forms the round: that commit's revision is it.
-        closed: Set once, for good.
+        closed: Set once, and never cleared.
+        requires: Features that a node must know to take part; see ``features.py``.
     """
 
     settings: Settings
@@ -87,6 +91,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     lost: Count = 0
     token: Stamp | None = None
     closed: Closed | None = None
+    requires: Features = ()
 
     def stamped(self, stamp: Stamp) -> Head:
         """Return this head, read from an entry with the token ``stamp``, with the round's token filled in."""
@@ -97,14 +102,14 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return msgspec.structs.replace(self, settings=settings, phase=Phase.GATHERING, waiting=0, returned=0, lost=0)
 
 
-class Last(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Last(msgspec.Struct, frozen=True):
     """The round that a node last held, and its rank there."""
 
     round: Count
     rank: Count
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A node's own record: one arrival at the barrier.
 
     Attributes:
@@ -128,7 +133,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.arrival[:LIFE_LENGTH] == other.arrival[:LIFE_LENGTH]
 
 
-class Seat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Seat(msgspec.Struct, frozen=True, kw_only=True):
     """A member's place: given to one arrival, by one attempt."""
 
     round: Count
@@ -139,7 +144,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     labels: Labels = {}
 
 
-class Post(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Post(msgspec.Struct, frozen=True):
     """The coordinator's record: which node holds the post."""
 
     node: Text

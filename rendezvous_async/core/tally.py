@@ -2,13 +2,13 @@
 
 A ``Tally`` is what the coordinator knows: the head, the seats that count, and every live record, each put in one of
 four groups as it comes. It is kept up to date one record at a time, so that a thousand arrivals cost a thousand small
-steps and not a thousand looks at everybody.
+steps and not a thousand scans of the roster.
 
 ::
 
     holding      members whose record names the arrival that their seat was given to: they are in the round
     returned     members whose record names a newer arrival: they are back at the barrier
-    newcomers    everybody else with the run's settings
+    newcomers    all other nodes with the run's settings
     foreign      nodes with other settings: no candidates, but counted by their settings (``rivals``)
 """
 
@@ -65,7 +65,7 @@ class Tally:
             self._rounds_of(group)[record.last.round] += 1
 
     def remove(self, node: str) -> None:
-        """Take it that a record is gone; one that was never there is no error."""
+        """Remove a record, if there is one."""
         record, _ = self.records.pop(node, (None, 0))
         if record is None:
             return
@@ -118,7 +118,7 @@ class Tally:
         return self._survived in self._last_rounds
 
     def candidates(self) -> list[Candidate]:
-        """Return everybody at the barrier, first come first."""
+        """Return the nodes at the barrier, in the order in which they came."""
         survived = self._survived
         found = []
         for node in (*self.returned, *self.newcomers):

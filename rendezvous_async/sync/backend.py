@@ -1,87 +1,130 @@
-"""``RendezvousBackend``: the classic's view of a backend, one state behind a fencing token, for blocking code.
+"""An endpoint as a classic ``RendezvousBackend``: one state, for blocking code.
 
-It is apart from what handlers keep: a key of its own in the run, for programs that were written against it.
+The state has its own key in the run, separate from the handlers' keys. ``make_store`` returns the other half of the
+classic's ``create_backend``: a store on the same connection that outlives every round.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any, Self, TypeVar
 
+from rendezvous_async.aio.deadline import answer_within
+from rendezvous_async.aio.signal import Notice
 from rendezvous_async.backends import start_backend
-from rendezvous_async.backends.base import Backend, Token
-from rendezvous_async.sync.portal import Lease
+from rendezvous_async.backends.base import Backend, Condition, Put
+from rendezvous_async.core.state import round_key
+from rendezvous_async.node.store import Store as RoundStore
+from rendezvous_async.settings import Endpoint, check_seconds, parse_endpoint
+from rendezvous_async.sync.interface import RendezvousBackend
+from rendezvous_async.sync.portal import LoopLease
+from rendezvous_async.sync.store import BlockingStore
 
-__all__ = ["RendezvousBackend"]
+__all__ = ["READ_TIMEOUT", "EndpointRendezvousBackend", "HeldBackend", "open_kept_store"]
+
+READ_TIMEOUT = 60.0
+KEPT = 0
+"""The number of the kept store's round. Rounds count from 1, so no round clears it."""
+
+T = TypeVar("T")
 
 
-class RendezvousBackend:
-    """One run's state in a backend; close it, or use it with ``with``.
+class EndpointRendezvousBackend(RendezvousBackend):
+    """The state of one run on an endpoint. Close it, use it with ``with``, or drop it.
 
     Args:
-        endpoint: Of the backend, for example ``tcp://head:29400``.
-        run_id: Whose state.
-        **options: Of the endpoint.
+        endpoint: For example ``tcp://head:29400``.
+        run_id: The run's id.
+        read_timeout: Seconds for one call.
+        **options: The endpoint's options.
+
+    Attributes:
+        endpoint: The parsed endpoint.
+        options: The endpoint's options.
 
     Raises:
-        RendezvousConnectionError: The backend cannot be reached.
+        RendezvousConnectionError: The endpoint cannot be reached.
     """
 
-    def __init__(self, endpoint: str, run_id: str, **options: Any) -> None:
-        self._lease = Lease(f"the backend {endpoint} of run {run_id!r}", self._aclose)
-        self._backend: Backend | None = None
+    def __init__(
+        self, endpoint: str | Endpoint, run_id: str, *, read_timeout: float = READ_TIMEOUT, **options: Any
+    ) -> None:
+        self.endpoint: Endpoint = parse_endpoint(endpoint) if isinstance(endpoint, str) else endpoint
+        self.options = options
+        self._read_timeout = check_seconds("read_timeout", read_timeout)
+        self._held = HeldBackend()
+        self._lease = LoopLease(f"the backend {self.endpoint} of run {run_id!r}", self._held.aclose)
+        self._lease.end_with(self)
         try:
-            self._backend = self._lease.call(self._open, endpoint, run_id, options)
+            self._lease.call(self._held.open, self.endpoint, run_id, options)
         except BaseException:
             self._lease.release()
             raise
 
     def __repr__(self) -> str:
-        return f"<sync {self._backend!r}>"
+        return f"<{type(self).__name__} {self.endpoint}>"
 
     @property
     def name(self) -> str:
-        """What kind it is."""
-        return self._the_backend().name
+        return self.endpoint.scheme
 
-    def get_state(self) -> tuple[bytes, Token] | None:
-        """Return the state and its token, or None if there is none.
+    def get_state(self) -> tuple[bytes, Any] | None:
+        return self._call(Backend.get_state)
 
-        Raises:
-            RendezvousStateError: The state is damaged.
-        """
-        return self._lease.call(self._the_backend().get_state)
+    def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
+        return self._call(Backend.set_state, state, token)
 
-    def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Token, bool] | None:
-        """Replace the state if ``token`` is that of the current one; without a token, create it.
-
-        Returns:
-            The state that now stands, its token, and whether it is the one given; None if there is no state at all.
-        """
-        return self._lease.call(self._the_backend().set_state, state, token)
+    def make_store(self) -> BlockingStore:
+        """Return the run's kept store, shared by all that open it; unlike a round's store, it outlives the round."""
+        store = BlockingStore(self._call(open_kept_store, self._read_timeout), self._call_store)
+        store.set_timeout(timedelta(seconds=self._read_timeout))
+        return store
 
     def close(self) -> None:
-        """Let go of the backend."""
-        try:
-            self._lease.call(self._aclose)
-        finally:
-            self._lease.release()
+        """Close the connection, and the server if it is hosted here."""
+        self._lease.close()
 
-    def __enter__(self) -> RendezvousBackend:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _the_backend(self) -> Backend:
-        if self._backend is None:
-            raise RuntimeError(f"{self!r} is closed")
-        return self._backend
+    def _call(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
+        """Call a function with the open backend; wait at most ``read_timeout`` for the answer."""
+        result: T = self._lease.call(self._within, function, self._held.backend, *args)
+        return result
 
-    @staticmethod
-    async def _open(endpoint: str, run_id: str, options: dict[str, Any]) -> Backend:
-        return await start_backend(endpoint, run_id, **options)
+    async def _within(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
+        with answer_within(self._read_timeout, f"{self!r}"):
+            return await function(*args)
+        raise AssertionError("unreachable")
 
-    async def _aclose(self) -> None:
-        backend, self._backend = self._backend, None
+    def _call_store(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
+        """Call the store. This bound method keeps the backend open as long as its store exists."""
+        return self._lease.call(function, *args)
+
+
+class HeldBackend:
+    """A backend on the loop. It does not refer to its owner, so that the garbage collector can find a dropped one."""
+
+    def __init__(self) -> None:
+        self.backend: Backend | None = None
+
+    async def open(self, endpoint: Endpoint, run_id: str, options: dict[str, Any]) -> None:
+        self.backend = await start_backend(endpoint, run_id, **options)
+
+    async def aclose(self) -> None:
+        backend, self.backend = self.backend, None
         if backend is not None:
             await backend.aclose()
+
+
+async def open_kept_store(backend: Backend, timeout: float) -> RoundStore:
+    """Return the store that no round clears; the first caller creates the marker that fences its writes."""
+    name = round_key(KEPT)
+    commit = await backend.commit(Put(name, b""), when=[Condition(name, None)])
+    entry = None if commit.won else commit.entry(name)
+    token = commit.token if entry is None else entry.token
+    return RoundStore(backend, KEPT, token, 0, 1, lambda: None, Notice(), timeout)

@@ -1,7 +1,7 @@
-"""Runs that this process knows to be closed, for as long as a handler that knows it is there.
+"""The runs that this process knows to be closed, remembered as long as a handler that knows it exists.
 
-A server without a data directory goes with its host, and the next one at that endpoint has never heard of the run. As
-in the classic, where handlers of one process share their store, a run stays closed for the others of that process.
+A server without a data directory loses its state with its host, and the next server at that endpoint does not know the
+run. As in the classic, where the handlers of a process share a store, the run stays closed for this process.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from weakref import WeakValueDictionary
 
 __all__ = ["ClosedRun", "find_closed", "remember_closed"]
 
-RunKey: TypeAlias = tuple[str, str, str]
-"""An endpoint, a namespace and a run id."""
+RunKey: TypeAlias = tuple[str, str]
+"""A place and a run id."""
 
 
 class ClosedRun:
-    """That a run is closed: why, and by which node. Whoever holds it remembers it for the whole process."""
+    """Why a run is closed, and by which node. The process remembers it while any handler holds it."""
 
     def __init__(self, reason: str, by: str) -> None:
         self.reason = reason
@@ -30,10 +30,10 @@ _known: WeakValueDictionary[RunKey, ClosedRun] = WeakValueDictionary()
 
 
 def find_closed(key: RunKey) -> ClosedRun | None:
-    """Return what is known of a run that is closed; None if nobody knows that it is."""
+    """Return how a run was closed; None if this process does not know that it is."""
     return _known.get(key)
 
 
 def remember_closed(key: RunKey, reason: str, by: str) -> ClosedRun:
-    """Remember that a run is closed, for as long as the result is held."""
+    """Remember that a run is closed, as long as the result is held."""
     return _known.setdefault(key, ClosedRun(reason, by))

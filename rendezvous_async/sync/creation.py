@@ -1,33 +1,31 @@
-"""``create_store``: a store of its own for a known number of workers, without rounds; one of them serves it.
+"""``create_store``: a store without rounds for a known number of workers, one of which serves it.
 
-It is the classic's ``create_c10d_store`` on our own server, with its full-rank barrier: with ``wait_for_workers``
-nobody gets the store before everybody is there.
+This is the classic's ``create_c10d_store`` on this package's server. With ``wait_for_workers``, no worker gets the
+store before all workers are there.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 from datetime import timedelta
 
-import anyio
-
-from rendezvous_async.backends import start_backend
-from rendezvous_async.backends.base import Backend, Put, Token
 from rendezvous_async.backends.tcp import TcpServer, start_server
 from rendezvous_async.backends.tcp.auth import Secret
-from rendezvous_async.core.state import round_key
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousTimeoutError
-from rendezvous_async.notice import Notice
-from rendezvous_async.settings import check_seconds, format_address
-from rendezvous_async.store import Store as RoundStore
-from rendezvous_async.sync.portal import Lease
-from rendezvous_async.sync.store import Store
+from rendezvous_async.node.store import Store as RoundStore
+from rendezvous_async.settings import check_seconds, format_address, parse_endpoint
+from rendezvous_async.sync.backend import HeldBackend, open_kept_store
+from rendezvous_async.sync.collectives import barrier
+from rendezvous_async.sync.portal import LoopLease
+from rendezvous_async.sync.store import BlockingStore
 
 __all__ = ["OwnStore", "create_store"]
 
+_log = logging.getLogger("rendezvous_async.sync")
+
 RUN_ID = "store"
-_HERE = "workers here"
-_ALL_HERE = "all workers here"
+ALL_HERE = "workers"
 
 
 def create_store(
@@ -38,6 +36,7 @@ def create_store(
     timeout: float = 600.0,
     wait_for_workers: bool = True,
     retries: int = 3,
+    use_libuv: bool | None = None,
     *,
     secret: str | bytes | None = None,
     insecure: bool = False,
@@ -46,29 +45,34 @@ def create_store(
 
     Args:
         is_server: Whether this worker serves it.
-        server_addr: Of the one that does.
-        server_port: Its port; -1 means any free one, for a world of one.
-        world_size: How many workers there are.
-        timeout: Seconds for all to come, and for each wait later on.
-        wait_for_workers: Return only when all are here.
-        retries: Has no use, since a free port is not lost between finding and using it.
-        secret: What all workers know.
-        insecure: Serve others without a secret.
+        server_addr: The server's address.
+        server_port: The server's port; -1 picks a free one, which only a server in a world of one may do.
+        world_size: The number of workers.
+        timeout: Seconds for all workers to join, and for each later wait.
+        wait_for_workers: Return only when all workers have joined.
+        retries: How many free ports to try with -1, in case another process takes one first.
+        use_libuv: Ignored: the server is not torch's.
+        secret: The workers' shared secret.
+        insecure: Serve other machines without a secret.
 
     Raises:
-        RendezvousTimeoutError: Not all came in time; it is a TimeoutError.
+        RendezvousTimeoutError: Some workers did not join in time; this is a TimeoutError.
         RendezvousConnectionError: The server cannot be reached.
         RuntimeError: The port is in use.
     """
     check_seconds("timeout", timeout)
+    if use_libuv is not None:
+        _log.warning("create_store ignores use_libuv")
     if server_port == -1 and (world_size > 1 or not is_server):
-        raise ValueError(f"give a server_port when there are {world_size} workers, or when another one serves")
+        raise ValueError(
+            "server_port=-1 picks a free port, which only the server of a world of one can use: give a server_port"
+        )
     house = _House(server_addr, max(server_port, 0), timeout, secret, insecure)
-    lease = Lease(repr(house), house.aclose)
-    store: OwnStore | None = None
+    lease = LoopLease(repr(house), house.aclose)
     try:
-        inner = lease.call(house.open, is_server)
-        store = OwnStore(inner, lease, house)
+        if is_server:
+            lease.call(house.serve, max(retries, 1) if server_port == -1 else 1)
+        store = OwnStore(lease.call(house.open_store), lease, house)
         if wait_for_workers:
             _wait_for_all(store, world_size, timeout)
         return store
@@ -78,32 +82,28 @@ def create_store(
         raise
 
 
-class OwnStore(Store):
-    """A store that is nobody's round.
+class OwnStore(BlockingStore):
+    """A store without rounds.
 
     Attributes:
-        host: Of the server.
-        port: Of the server.
+        host: The server's host.
+        port: The server's port.
     """
 
-    def __init__(self, store: RoundStore, lease: Lease, house: _House) -> None:
+    def __init__(self, store: RoundStore, lease: LoopLease, house: _House) -> None:
         super().__init__(store, lease.call)
         self.set_timeout(timedelta(seconds=house.timeout))
-        self.host = house.host
-        self.port = house.port
+        self.host: str = house.host
+        self.port: int = house.port
         self._lease = lease
-        self._house = house
+        lease.end_with(self)
 
     def __repr__(self) -> str:
         return f"<OwnStore at {format_address(self.host, self.port)}>"
 
     def close(self) -> None:
-        """Let go of it; if it is served here, it ends for everybody."""
-        self._lease.check_process()
-        try:
-            self._lease.call(self._house.aclose)
-        finally:
-            self._lease.release()
+        """Close the connection; if this worker serves the store, it ends for all workers."""
+        self._lease.close()
 
     def __enter__(self) -> OwnStore:
         return self
@@ -112,72 +112,60 @@ class OwnStore(Store):
         self.close()
 
 
-def _wait_for_all(store: Store, world_size: int, timeout: float) -> None:
-    """The full-rank barrier: the last to come tells all."""
-    if store.add(_HERE, 1) == world_size:
-        store.set(_ALL_HERE, b"")
+def _wait_for_all(store: BlockingStore, world_size: int, timeout: float) -> None:
+    """Wait until all workers have joined."""
     try:
-        store.wait([_ALL_HERE])
+        barrier(store, world_size, ALL_HERE, timeout)
     except RendezvousTimeoutError as error:
-        here = store.add(_HERE, 0)
+        here = store.add(f"{ALL_HERE}/num_members", 0)
         raise RendezvousTimeoutError(
             f"timed out after {timeout:g} s waiting for all {world_size} workers to join; {here} are here"
         ) from error
 
 
-class _House:
-    """A store's server, if it is here, and its connection."""
+class _House(HeldBackend):
+    """A store's connection, and its server if this worker serves it."""
 
     def __init__(self, host: str, port: int, timeout: float, secret: str | bytes | None, insecure: bool) -> None:
+        super().__init__()
         self.host = host
-        self.port = port
+        self.port: int = port
         self.timeout = timeout
         self._secret = secret
         self._insecure = insecure
         self._server: TcpServer | None = None
-        self._backend: Backend | None = None
 
     def __repr__(self) -> str:
-        return f"the store at {format_address(self.host, self.port)}"
+        return f"the store at {self.address}"
 
-    async def open(self, is_server: bool) -> RoundStore:
-        if is_server:
-            self._server = await self._serve()
-            self.port = int(self._server.endpoint.rpartition(":")[2])
-        endpoint = f"tcp://{format_address(self.host, self.port)}"
-        backend = self._backend = await start_backend(
-            endpoint, RUN_ID, is_host=False, connect_timeout=self.timeout, secret=self._secret
-        )
-        if is_server:
-            await backend.commit(Put(round_key(0), b""))
-        with anyio.move_on_after(self.timeout):
-            token = await _marker(backend)
-            return RoundStore(backend, 0, token, 0, 1, lambda: None, Notice(), self.timeout)
-        raise RendezvousTimeoutError(f"{self} was not opened by its server within {self.timeout:g} s")
+    @property
+    def address(self) -> str:
+        return format_address(self.host, self.port)
+
+    async def serve(self, attempts: int) -> None:
+        """Start the server; with port 0, each attempt asks for another free port."""
+        secret = None if self._secret is None else Secret.parse(self._secret)
+        for attempt in range(1, attempts + 1):
+            try:
+                self._server = await start_server(self.host, self.port, secret=secret, insecure=self._insecure)
+            except RendezvousConnectionError as error:
+                if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EADDRINUSE:
+                    raise
+                if attempt == attempts:
+                    raise RuntimeError(f"on {self.host}, port {self.port} is already in use") from error
+                _log.warning("%s: %s; attempt %d of %d", self, error, attempt, attempts)
+            else:
+                self.port = parse_endpoint(self._server.endpoint).hosts[0][1]
+                return
+
+    async def open_store(self) -> RoundStore:
+        options = {"is_host": False, "connect_timeout": self.timeout, "secret": self._secret}
+        await self.open(parse_endpoint(f"tcp://{self.address}"), RUN_ID, options)
+        assert self.backend is not None
+        return await open_kept_store(self.backend, self.timeout)
 
     async def aclose(self) -> None:
-        backend, self._backend = self._backend, None
+        await super().aclose()
         server, self._server = self._server, None
-        if backend is not None:
-            await backend.aclose()
         if server is not None:
             await server.aclose()
-
-    async def _serve(self) -> TcpServer:
-        secret = None if self._secret is None else Secret.parse(self._secret)
-        try:
-            return await start_server(self.host, self.port, secret=secret, insecure=self._insecure)
-        except RendezvousConnectionError as error:
-            if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE:
-                raise RuntimeError(f"on {self.host}, port {self.port} is already in use") from error
-            raise
-
-
-async def _marker(backend: Backend) -> Token:
-    """Wait for the mark that the server's own worker makes, and that fences the store's writes."""
-    async with backend.watch(round_key(0)) as watch:
-        async for listing in watch:
-            for entry in listing.entries:
-                if entry.value is not None:
-                    return entry.token
-    raise AssertionError("a watch ends only when it is closed")

@@ -1,11 +1,12 @@
-"""``RendezvousHandler``: the classic's blocking interface to a ``Rendezvous`` that lives on the process's loop.
+"""``DynamicRendezvousHandler``: the classic's blocking interface to a ``Rendezvous`` on the process's loop.
 
-What it does better than the classic, at the same calls: ``num_nodes_waiting`` counts members that were lost as well, so
-that a launcher that restarts its workers when it is not 0 goes on without them; ``shutdown`` while an exception is
-under way only leaves, so that a node that failed does not end the run of the others; and neither ``is_closed`` nor
-``num_nodes_waiting`` costs a member any traffic.
+Improvements over the classic behind the same calls:
 
-Keep the handler for as long as the node is to be a member: one that is dropped leaves, as if the process had ended.
+* ``num_nodes_waiting`` also counts lost members, so a launcher that restarts its workers continues without them.
+* ``shutdown`` during an exception only leaves, so a failed node does not close the run for the others.
+* ``is_closed`` and ``num_nodes_waiting`` cost a member no traffic.
+
+Keep a reference to the handler: a dropped one leaves the run, as if the process had ended.
 """
 
 from __future__ import annotations
@@ -17,73 +18,58 @@ import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
-from weakref import finalize
 
 from anyio.lowlevel import checkpoint
 
 from rendezvous_async.backends.base import Backend
-from rendezvous_async.connecting import connect
 from rendezvous_async.core.state import Head
 from rendezvous_async.errors import RendezvousClosedError, RendezvousError, RendezvousFencedError
-from rendezvous_async.handler import Rendezvous
-from rendezvous_async.settings import Endpoint, Timeouts, parse_endpoint
+from rendezvous_async.node.connect import connect
+from rendezvous_async.node.rendezvous import Rendezvous
+from rendezvous_async.node.world import Glance, World
+from rendezvous_async.settings import Timeouts
+from rendezvous_async.sync.carrier import Carrier, carry
 from rendezvous_async.sync.closed import ClosedRun, find_closed, remember_closed
-from rendezvous_async.sync.params import RendezvousSettings
+from rendezvous_async.sync.interface import RendezvousBackend, RendezvousHandler, RendezvousInfo
+from rendezvous_async.sync.params import RendezvousSettings, RendezvousTimeout
 from rendezvous_async.sync.place import Place
-from rendezvous_async.sync.portal import Lease
-from rendezvous_async.sync.store import RendezvousStoreInfo, Store
-from rendezvous_async.world import Glance, World
+from rendezvous_async.sync.portal import LoopLease
+from rendezvous_async.sync.prefix import under_prefix
+from rendezvous_async.sync.store import BlockingStore, RendezvousStoreInfo
 
-__all__ = ["RendezvousHandler", "RendezvousInfo", "Round"]
+__all__ = ["DynamicRendezvousHandler", "Round"]
 
 _log = logging.getLogger("rendezvous_async.sync")
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class RendezvousInfo:
-    """What a node gets for its arrival: a store that the round's members share, its rank, their number.
-
-    Attributes:
-        store: The round's own store.
-        rank: Of this node.
-        world_size: How many nodes are in the round.
-        bootstrap_store_info: An address and a free port of rank 0, for the workers' own store.
-    """
-
-    store: Store
-    rank: int
-    world_size: int
-    bootstrap_store_info: RendezvousStoreInfo
-
-
 class RoundLostError(RendezvousFencedError):
-    """A member was lost before all of them had set the round up."""
+    """A member was lost before the round was set up."""
 
 
 class Round:
     """A round that was just joined and is being set up.
 
     Attributes:
-        number: Of the round.
-        rank: Of this node.
-        size: How many members there are.
-        address: By which others reach this node.
-        store: The round's store, as user code gets it.
-        setup: The same; but its calls fail as soon as a member is lost, so that nobody waits for what will not come.
+        number: The round's number.
+        rank: This node's rank.
+        size: The number of members.
+        address: This node's address for the others.
+        store: The round's store.
+        setup: The same store, but its calls fail as soon as a member is lost, so that no member waits in vain.
     """
 
-    def __init__(self, world: World, address: str, lease: Lease) -> None:
-        self.number = world.round
-        self.rank = world.rank
-        self.size = world.size
+    def __init__(self, world: World, address: str, lease: LoopLease) -> None:
+        self.number: int = world.round
+        self.rank: int = world.rank
+        self.size: int = world.size
         self.address = address
-        self.store = Store(world.store, lease.call)
-        self.setup = Store(world.store, self._call_while_whole)
+        self.store: BlockingStore = BlockingStore(world.store, lease.call)
+        self.setup: BlockingStore = BlockingStore(world.store, self._call_while_whole)
         self._world = world
         self._lease = lease
 
@@ -104,81 +90,108 @@ class Round:
                 return await function(*args)
         except RendezvousFencedError as error:
             raise RoundLostError(str(error)) from error
-        raise RoundLostError(f"round {self.number} lost a member before all had set it up")
+        raise RoundLostError(f"round {self.number} lost a member before it was set up")
 
 
-class RendezvousHandler:
-    """A node's place in a run, for blocking code; see ``create_handler`` for how to make one.
+class DynamicRendezvousHandler(RendezvousHandler):
+    """A node's place in a run; made by ``create_handler`` or ``from_backend``.
 
     Args:
-        backend: The name that it goes by.
-        endpoint: Where the run's state lives.
-        settings: What the run is to be like.
-        local_addr: By which others reach this node; by default it is found out.
-        labels: What this node says about itself.
-        **options: Of the endpoint.
+        backend: The backend's registered name.
+        carrier: Where the run lives.
+        settings: The settings of the run.
+        store: The store that ``next_rendezvous`` returns, under a prefix for each round; None for the round's own.
+        local_addr: This node's address for the others; by default detected.
+        labels: This node's labels.
+
+    Attributes:
+        settings: The settings of the run.
+        node: This node's id.
+
+    Raises:
+        ValueError: A setting is invalid.
     """
 
     def __init__(
         self,
         backend: str,
-        endpoint: str | Endpoint,
+        carrier: Carrier,
         settings: RendezvousSettings,
         *,
+        store: Any = None,
         local_addr: str | None = None,
         labels: Mapping[str, str] | None = None,
-        **options: Any,
     ) -> None:
         self.settings = settings
+        self.node: str = f"{socket.gethostname()}_{os.getpid()}_{random.Random().getrandbits(32):08x}"
         self._name = backend
-        self._endpoint = parse_endpoint(endpoint) if isinstance(endpoint, str) else endpoint
-        self._options = options
+        self._carrier = carrier
+        self._store = store
         self._address = local_addr or ""
-        self._node = f"{socket.gethostname()}_{os.getpid()}_{random.Random().getrandbits(32):08x}"
         self._lock = threading.Lock()
-        self._lease: Lease | None = None
+        self._lease: LoopLease | None = None
         self._place: Place | None = None
-        self._dropped: finalize[[], RendezvousHandler] | None = None
-        namespace = options.get("namespace", self._endpoint.options.get("namespace", ""))
-        self._key = (str(self._endpoint), str(namespace), settings.run_id)
+        self._key = (carrier.place, settings.run_id)
         self._end: ClosedRun | None = None
-        self._connect = partial(_connect, self._endpoint, settings, dict(labels or {}), self._node)
-        self._connect(self._address)  # Wrong settings are an error here, not at the first join.
+        self._connect = partial(_connect, settings, dict(labels or {}), self.node)
+        self._connect(self._address)  # Reject invalid settings here, not at the first join.
+
+    @classmethod
+    def from_backend(
+        cls,
+        run_id: str,
+        store: Any,
+        backend: RendezvousBackend,
+        min_nodes: int,
+        max_nodes: int,
+        local_addr: str | None = None,
+        timeout: RendezvousTimeout | None = None,
+        keep_alive_interval: float = 1,
+        keep_alive_max_attempt: int = 5,
+    ) -> DynamicRendezvousHandler:
+        """Make the handler of a run on a backend. The handler keeps the backend open.
+
+        Args:
+            run_id: The run's id.
+            store: The store that ``next_rendezvous`` returns, under a prefix for each round; None for the round's own.
+            backend: Where the run lives.
+            min_nodes: The fewest nodes in a round.
+            max_nodes: The most nodes in a round.
+            local_addr: This node's address for the others; by default detected.
+            timeout: The timeouts.
+            keep_alive_interval: Seconds between keep-alives.
+            keep_alive_max_attempt: Consecutive missed keep-alives after which this node counts as lost.
+        """
+        if isinstance(keep_alive_interval, bool) or not isinstance(keep_alive_interval, int | float):
+            raise TypeError(f"keep_alive_interval must be a number of seconds, not {keep_alive_interval!r}")
+        settings = RendezvousSettings(
+            run_id,
+            min_nodes,
+            max_nodes,
+            timeout or RendezvousTimeout(),
+            timedelta(seconds=keep_alive_interval),
+            keep_alive_max_attempt,
+        )
+        return cls(backend.name, carry(backend), settings, store=store, local_addr=local_addr)
 
     def __repr__(self) -> str:
-        return f"<RendezvousHandler {self._name} run={self.settings.run_id!r} node={self._node!r}>"
+        return f"<DynamicRendezvousHandler {self._name} run={self.settings.run_id!r} node={self.node!r}>"
 
     def get_backend(self) -> str:
-        """Return the name of the backend."""
         return self._name
 
     def get_run_id(self) -> str:
-        """Return the id of the run."""
         return self.settings.run_id
 
-    @property
-    def use_agent_store(self) -> bool:
-        """Whether workers can use ``info.store`` themselves, as a torch store: they cannot, it is not one."""
-        return False
-
     def next_rendezvous(self) -> RendezvousInfo:
-        """Arrive at the barrier and wait until a round has formed with this node in it.
-
-        Raises:
-            RendezvousClosedError: The run is closed.
-            RendezvousGracefulExitError: It was closed while this node was a spare.
-            RendezvousConnectionError: The backend cannot be reached.
-            RendezvousStateError: What stands in it is damaged.
-            RendezvousTimeoutError: No round formed in time.
-        """
-        return self.next_round(_bootstrap)
+        return self.next_round(self._describe)
 
     def next_round(self, set_up: Callable[[Round], T]) -> T:
-        """Join a round and set it up; if a member is lost meanwhile, the next one, until it works.
+        """Join the next round and set it up; if a member is lost meanwhile, try the next one.
 
         Args:
-            set_up: Is given the round, in this thread, and does what its members need to do together before it is of
-                use, through ``round.setup``. Returns what this method returns.
+            set_up: Called with the round in this thread. Sets the round up together with the other members, through
+                ``round.setup``. Its result is the result of this method.
         """
         while True:
             end = self._known_end()
@@ -191,17 +204,17 @@ class RendezvousHandler:
                 self._remember(error.reason, error.by)
                 raise
             round = Round(world, place.address, lease)
-            _log.info("node %s is rank %d of %d in round %d", self._node, round.rank, round.size, round.number)
+            _log.info("node %s is rank %d of %d in round %d", self.node, round.rank, round.size, round.number)
             try:
                 return set_up(round)
             except RoundLostError as error:
-                _log.info("node %s joins again: %s", self._node, error)
+                _log.info("node %s joins again: %s", self.node, error)
 
     def is_closed(self) -> bool:
-        """Tell whether the run is closed; a member reads what was pushed to it, others ask the backend.
+        """Return whether the run is closed. A member uses pushed state; any other node reads the backend.
 
-        What a handler of this process knows to be closed is closed for all of them, for as long as that handler is
-        there, also when the server that knew it is gone.
+        A run that any handler of this process knows to be closed is closed for all of them, as long as that handler
+        exists, even if the server is gone.
         """
         if self._end is not None:
             return True
@@ -218,14 +231,14 @@ class RendezvousHandler:
         return closed is not None
 
     def set_closed(self) -> None:
-        """Close the run, for everyone and for good."""
-        self._close(f"set_closed() of {self._node}")
+        """Close the run permanently for all nodes."""
+        self._close(f"set_closed() of {self.node}")
 
     def num_nodes_waiting(self) -> int:
-        """Return how many nodes wait for the next round or were lost from this one; a member reads what was pushed.
+        """Return how many nodes wait for the next round or were lost from this one. A member uses pushed state.
 
-        0 means go on; anything else means call ``next_rendezvous()``. It is 0 when the run is closed, and at least 1
-        when this node is out of its round.
+        If it is not 0, call ``next_rendezvous()``. It is 0 when the run is closed, and at least 1 when this node is out
+        of its round.
         """
         seen = self._glance()
         if (seen is None or seen.out) and self._known_end() is not None:
@@ -236,30 +249,36 @@ class RendezvousHandler:
         return 0 if seen.closed else max(seen.pending, 1) if seen.out else seen.pending
 
     def shutdown(self) -> bool:
-        """Close the run and leave it; while an exception is under way, only leave it.
+        """Close the run and leave it; during an exception, only leave it.
 
         Returns:
-            False if the backend could not be told.
+            False if the backend could not be reached.
         """
         failing = sys.exc_info()[0] is not None
         try:
             try:
                 if not failing and self._known_end() is None:
-                    self._close(f"node {self._node} is done")
+                    self._close(f"node {self.node} is done")
             finally:
                 self._leave()
         except RendezvousError as error:
-            _log.warning("node %s could not shut down run %r: %s", self._node, self.settings.run_id, error)
+            _log.warning("node %s could not shut down run %r: %s", self.node, self.settings.run_id, error)
             return False
         return True
+
+    def _describe(self, round: Round) -> RendezvousInfo:
+        info = RendezvousStoreInfo.build(round.rank, round.setup, round.address)
+        prefix = f"torch.rendezvous.{self.settings.run_id}.{round.number}"
+        store = round.store if self._store is None else under_prefix(prefix, self._store)
+        return RendezvousInfo(store, round.rank, round.size, info)
 
     def _close(self, reason: str) -> None:
         lease, place = self._open()
         lease.call(place.close_run, reason)
-        self._remember(reason, self._node)
+        self._remember(reason, self.node)
 
     def _known_end(self) -> ClosedRun | None:
-        """Return how the run ended, if a handler of this process knows that it did."""
+        """Return how the run was closed, if a handler of this process knows that it was."""
         if self._end is None:
             self._end = find_closed(self._key)
         return self._end
@@ -271,34 +290,29 @@ class RendezvousHandler:
         with self._lock:
             lease, place = self._lease, self._place
             self._lease = self._place = None
-            if self._dropped is not None:
-                self._dropped.detach()
         if lease is not None and place is not None:
             try:
                 lease.call(place.leave, self._end is not None)
             finally:
                 lease.release()
 
-    def _open(self) -> tuple[Lease, Place]:
+    def _open(self) -> tuple[LoopLease, Place]:
         with self._lock:
             if self._lease is None or self._place is None:
                 self._place = Place(
-                    self._endpoint,
+                    self._carrier,
                     self.settings.run_id,
-                    self._options,
                     self._connect,
                     self.settings.timeout.close.total_seconds(),
                     self._address,
                 )
-                self._lease = Lease(repr(self), self._place.leave)
-                # Neither refers to this handler. When the process exits, the lease says farewell without it.
-                self._dropped = finalize(self, self._lease.abandon)
-                self._dropped.atexit = False
+                self._lease = LoopLease(repr(self), self._place.leave)
+                self._lease.end_with(self)
             self._lease.check_process()
             return self._lease, self._place
 
     def _glance(self) -> Glance | None:
-        """Return what was pushed to this node; None before it has joined."""
+        """Return the latest pushed state of this node's round; None before it has joined."""
         lease, place = self._lease, self._place
         if lease is None or place is None:
             return None
@@ -311,7 +325,6 @@ class RendezvousHandler:
 
 
 def _connect(
-    endpoint: Endpoint,
     settings: RendezvousSettings,
     labels: Mapping[str, str],
     node: str,
@@ -320,7 +333,7 @@ def _connect(
 ) -> Rendezvous:
     timeout = settings.timeout
     return connect(
-        endpoint if backend is None else None,
+        "memory://anywhere" if backend is None else None,
         backend=backend,
         run_id=settings.run_id,
         nodes=(settings.min_nodes, settings.max_nodes),
@@ -338,8 +351,3 @@ def _connect(
         labels=labels,
         node=node,
     )
-
-
-def _bootstrap(round: Round) -> RendezvousInfo:
-    info = RendezvousStoreInfo.build(round.rank, round.setup, round.address)
-    return RendezvousInfo(round.store, round.rank, round.size, info)

@@ -1,4 +1,4 @@
-"""What a handler is made of, in the classic's terms: parameters as text, timeouts, settings."""
+"""The classic's parameters, timeouts and settings of a handler. Values only."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _FALSE = frozenset({"0", "false", "f", "no", "n"})
 
 
 class RendezvousParameters:
-    """The parameters to make a handler from; those of the backend are keywords, often as text.
+    """The parameters of a handler. Options are keywords, often as text.
 
     Args:
-        backend: Its registered name.
+        backend: The backend's registered name.
         endpoint: Where the run's state lives, usually ``host[:port]``.
-        run_id: Which run.
-        min_nodes: The fewest nodes that a round may have.
-        max_nodes: The most.
-        local_addr: By which others reach this node.
-        **kwargs: The backend's options.
+        run_id: The run's id.
+        min_nodes: The fewest nodes in a round.
+        max_nodes: The most nodes in a round.
+        local_addr: This node's address for the other nodes.
+        **kwargs: Further options.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class RendezvousParameters:
         **kwargs: Any,
     ) -> None:
         if not backend:
-            raise ValueError("the rendezvous backend must have a name that is not empty")
-        _check_type("backend", backend, str, "a text")
-        _check_type("endpoint", endpoint, str | None, "a text")
-        _check_type("run_id", run_id, str, "a text")
+            raise ValueError("the name of the rendezvous backend must not be empty")
+        _check_type("backend", backend, str, "a string")
+        _check_type("endpoint", endpoint, str | None, "a string")
+        _check_type("run_id", run_id, str, "a string")
         _check_type("min_nodes", min_nodes, int, "a whole number")
         _check_type("max_nodes", max_nodes, int, "a whole number")
-        _check_type("local_addr", local_addr, str | None, "a text")
+        _check_type("local_addr", local_addr, str | None, "a string")
         if min_nodes < 1:
             raise ValueError(f"min_nodes must be at least 1, not {min_nodes}")
         if max_nodes < min_nodes:
@@ -61,11 +61,11 @@ class RendezvousParameters:
         return f"<RendezvousParameters {self.backend} {self.endpoint!r} run={self.run_id!r} nodes={nodes}>"
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the option as it was given, or ``default``."""
+        """Return an option as it was given, or ``default``."""
         return self.config.get(key, default)
 
     def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
-        """Return the option as a truth value; ``1``, ``true``, ``t``, ``yes``, ``y`` and their opposites are known."""
+        """Return an option as a bool: ``1``, ``true``, ``t``, ``yes``, ``y`` and their opposites, in any case."""
         value = self.get(key, default)
         if value is None or isinstance(value, bool):
             return value
@@ -75,7 +75,7 @@ class RendezvousParameters:
         raise ValueError(f"the rendezvous option {key!r} must be true or false, not {value!r}")
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
-        """Return the option as a whole number."""
+        """Return an option as a whole number."""
         value = self.get(key, default)
         number = None if value is None else whole_number(value)
         if number is None and value is not None:
@@ -84,7 +84,7 @@ class RendezvousParameters:
 
 
 def whole_number(value: object) -> int | None:
-    """Return a number, or the text of one, if it is whole; None if it is not, or is no number at all."""
+    """Return a number or its text as an int; None if it is not a whole number."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     if isinstance(value, float) and not (math.isfinite(value) and value == int(value)):
@@ -96,14 +96,14 @@ def whole_number(value: object) -> int | None:
 
 
 class RendezvousTimeout:
-    """How long to wait for what.
+    """The timeouts of a handler.
 
     Args:
         join: For a round to form.
-        last_call: For late comers, once the fewest nodes are there.
+        last_call: For late nodes, once ``min_nodes`` are present.
         close: For leaving and closing.
-        heartbeat: For one keep-alive to be answered.
-        regroup: For late comers when a round re-forms; not in the classic; by default ``last_call``, at most 3 s.
+        heartbeat: For the answer to one keep-alive.
+        regroup: For late nodes when a round re-forms; not in the classic. Default: ``last_call``, at most 3 s.
     """
 
     def __init__(
@@ -114,11 +114,11 @@ class RendezvousTimeout:
         heartbeat: timedelta | None = None,
         regroup: timedelta | None = None,
     ) -> None:
-        self.join = _positive("join", join, 600)
-        self.last_call = _positive("last_call", last_call, 30)
-        self.close = _positive("close", close, 30)
-        self.heartbeat = _positive("heartbeat", heartbeat, 5)
-        self.regroup = _positive("regroup", regroup, min(self.last_call.total_seconds(), 3))
+        self.join: timedelta = _positive("join", join, 600)
+        self.last_call: timedelta = _positive("last_call", last_call, 30)
+        self.close: timedelta = _positive("close", close, 30)
+        self.heartbeat: timedelta = _positive("heartbeat", heartbeat, 5)
+        self.regroup: timedelta = _positive("regroup", regroup, min(self.last_call.total_seconds(), 3))
 
     def __repr__(self) -> str:
         return (
@@ -135,22 +135,22 @@ def _positive(name: str, value: timedelta | None, default: float) -> timedelta:
 
 
 def _check_type(name: str, value: object, kind: Any, what: str) -> None:
-    """Raise TypeError if a value is not of a kind; True and False are not numbers."""
+    """Raise TypeError if a value is not of a kind. A bool does not count as a number."""
     if not isinstance(value, kind) or isinstance(value, bool):
         raise TypeError(f"{name} must be {what}, not {value!r}")
 
 
 @dataclass(frozen=True)
 class RendezvousSettings:
-    """What a handler's run and its keep-alives are to be like.
+    """The settings of a handler.
 
     Attributes:
-        run_id: Which run.
-        min_nodes: The fewest nodes that a round may have.
-        max_nodes: The most.
-        timeout: How long to wait for what.
-        keep_alive_interval: Between two keep-alives.
-        keep_alive_max_attempt: So many in a row must fail before the others count this node as lost.
+        run_id: The run's id.
+        min_nodes: The fewest nodes in a round.
+        max_nodes: The most nodes in a round.
+        timeout: The timeouts.
+        keep_alive_interval: The time between keep-alives.
+        keep_alive_max_attempt: Consecutive missed keep-alives after which this node counts as lost.
         ranks: The rank policy: ``sticky``, ``sorted`` (the classic's) or ``label:<name>``; not in the classic.
     """
 
@@ -163,10 +163,10 @@ class RendezvousSettings:
     ranks: str = "sticky"
 
     def __post_init__(self) -> None:
-        _check_type("run_id", self.run_id, str, "a text")
+        _check_type("run_id", self.run_id, str, "a string")
         _check_type("min_nodes", self.min_nodes, int, "a whole number")
         _check_type("max_nodes", self.max_nodes, int, "a whole number")
         _check_type("timeout", self.timeout, RendezvousTimeout, "a RendezvousTimeout")
         _check_type("keep_alive_interval", self.keep_alive_interval, timedelta, "a timedelta")
         _check_type("keep_alive_max_attempt", self.keep_alive_max_attempt, int, "a whole number")
-        _check_type("ranks", self.ranks, str, "a text")
+        _check_type("ranks", self.ranks, str, "a string")

@@ -1,6 +1,6 @@
-"""What a blocking handler has on the loop between its first call and its ``shutdown``: a backend and a rendezvous.
+"""The async side of a blocking handler, from its first call to its ``shutdown``: a backend and a rendezvous.
 
-It must not refer to the handler: one that is dropped is to be found by the garbage collector.
+It must not refer to the handler, so that the garbage collector can find a dropped one.
 """
 
 from __future__ import annotations
@@ -8,24 +8,24 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 import anyio
 
-from rendezvous_async.addresses import address_toward, is_elsewhere, is_loopback, known_address
-from rendezvous_async.backends import start_backend
+from rendezvous_async.admin import read_head
+from rendezvous_async.aio.clock import lease_now
+from rendezvous_async.aio.deadline import answer_within
 from rendezvous_async.backends.base import Backend
-from rendezvous_async.backends.tcp import TcpBackend
-from rendezvous_async.clock import answer_within, lease_now
-from rendezvous_async.control import read_head
+from rendezvous_async.backends.tcp import TcpDriver
 from rendezvous_async.core.state import STATE, Head, Member
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
-from rendezvous_async.handler import Rendezvous
+from rendezvous_async.node.addresses import address_toward, find_local_address, is_elsewhere, is_loopback, known_address
+from rendezvous_async.node.rendezvous import Rendezvous
+from rendezvous_async.node.world import Glance, World
 from rendezvous_async.settings import Endpoint
+from rendezvous_async.sync.carrier import Carrier
 from rendezvous_async.texts import printable
-from rendezvous_async.world import Glance, World
 
 __all__ = ["Place"]
 
@@ -38,30 +38,27 @@ class Place:
     """A node's place in a run, on the loop.
 
     Args:
-        endpoint: Where the run's state lives.
-        run_id: Which run.
-        options: Of the endpoint.
+        carrier: Where the run lives.
+        run_id: The run's id.
         connect: Makes the rendezvous from the node's address and a backend.
-        close_seconds: How long a host stays for the others to see that the run is closed.
-        address: By which others reach this node; empty: found out once the backend was reached.
+        close_seconds: How long a host keeps serving so that the others see that the run is closed.
+        address: This node's address for the others; empty to detect it once the backend is connected.
 
     Attributes:
-        address: The same, found out by the first ``join()``.
+        address: The same, detected at the latest by the first ``join()``.
     """
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        carrier: Carrier,
         run_id: str,
-        options: Mapping[str, Any],
         connect: Callable[[str, Backend], Rendezvous],
         close_seconds: float,
         address: str,
     ) -> None:
         self.address = address
-        self._endpoint = endpoint
+        self._carrier = carrier
         self._run_id = run_id
-        self._options = options
         self._connect = connect
         self._world: World | None = None
         self._backend: Backend | None = None
@@ -72,10 +69,10 @@ class Place:
         self._opening = anyio.Lock()
 
     def __repr__(self) -> str:
-        return f"<Place {self._endpoint} {self._rendezvous}>"
+        return f"<Place {self._carrier.place} {self._rendezvous}>"
 
     def glance(self) -> Glance | None:
-        """Return what was pushed to this node; None before it has joined. Any thread may call it."""
+        """Return the latest pushed state of this node's round; None before it has joined. Thread-safe."""
         world = self._world
         return None if world is None else world.glance(lease_now(self._loop))
 
@@ -83,7 +80,7 @@ class Place:
         """Join the next round.
 
         Raises:
-            RendezvousConnectionError: Others are elsewhere, and cannot reach this node at the address that it has.
+            RendezvousConnectionError: Members on other machines cannot reach this node's address.
         """
         rendezvous, _ = await self._open()
         self._world = world = await rendezvous.join()
@@ -97,11 +94,11 @@ class Place:
         return world
 
     async def _check_address(self, world: World) -> None:
-        """See whether members that are elsewhere can reach this node: raise if they cannot, warn if it is doubtful."""
+        """Raise if members on other machines cannot reach this node; warn if it is doubtful."""
         try:
             members = await world.members()
         except RendezvousError:
-            return  # The round is over, or the backend is away: whoever uses the world will see.
+            return  # The round is over or the backend is unreachable; the next call on the world reports it.
         far: Member | None = None
         others = [member for member in members if not is_loopback(member.address)]
         with anyio.move_on_after(LOOK_SECONDS):
@@ -112,37 +109,37 @@ class Place:
         if is_loopback(self.address):
             raise RendezvousConnectionError(
                 f"run {self._run_id!r}: node {world.node} has the address {self.address}, which only its own machine "
-                f"can reach, but node {node} is elsewhere, at {address}: give node {world.node} an address "
+                f"can reach, but node {node} is on another machine, at {address}: give node {world.node} an address "
                 "that the others can reach (local_addr=, or torchrun --local-addr)"
             )
         _log.warning(
             "run %r: node %s has the address %s, but the server sees it at %s: there is NAT or a proxy between them. "
-            "If node %s at %s and others cannot reach it at %s, give it an address that they can reach (local_addr=, "
+            "If node %s at %s or others cannot reach it at %s, give it an address that they can reach (local_addr=, "
             "or torchrun --local-addr)",
             *(self._run_id, world.node, self.address, self._nat, node, address, self.address),
         )
-        self._nat = None  # It is said once.
+        self._nat = None  # Warn only once.
 
     async def read_head(self) -> Head | None:
-        """Ask the backend for the run's head."""
+        """Read the run's head from the backend."""
         _, backend = await self._open()
-        with answer_within(LOOK_SECONDS, f"look at run {self._run_id!r}"):
+        with answer_within(LOOK_SECONDS, f"read the state of run {self._run_id!r}"):
             return read_head(await backend.get(STATE))
 
     async def close_run(self, reason: str) -> None:
-        """Close the run, for everyone and for good."""
+        """Close the run permanently for all nodes."""
         rendezvous, _ = await self._open()
         await rendezvous.close(reason)
         self._linger = self._close_seconds
 
     async def leave(self, is_closed: bool = False) -> None:
-        """Leave the run and let go of everything.
+        """Leave the run and close the connection.
 
-        A node that hosts the server waits for the others to see that the run is closed; if it is not, it takes the
-        server along at once, so that they can host it again and form the next round there, and not twice.
+        A node that hosts the server keeps serving until the others see that the run is closed. If the run is open, it
+        stops serving at once, so that another node hosts the server and the next round forms there.
 
         Args:
-            is_closed: The run is known to be closed, though perhaps not from here.
+            is_closed: Whether the run is known to be closed, perhaps from elsewhere.
         """
         async with self._opening:
             seen = self.glance()
@@ -152,8 +149,8 @@ class Place:
             backend, self._backend = self._backend, None
         if rendezvous is not None:
             await rendezvous.__aexit__(None, None, None)
-        if isinstance(backend, TcpBackend) and backend.host is not None:
-            backend.host.linger = self._linger
+        if backend is not None and isinstance(backend.driver, TcpDriver) and backend.driver.host is not None:
+            backend.driver.host.linger = self._linger
         if backend is not None:
             await backend.aclose()
 
@@ -162,21 +159,24 @@ class Place:
             if self._backend is None or self._rendezvous is None:
                 self._loop = asyncio.get_running_loop()
                 if self._backend is None:
-                    self._backend = await start_backend(self._endpoint, self._run_id, **self._options)
+                    self._backend = await self._carrier.open(self._run_id)
                 await self._find_address(self._backend)
                 self._rendezvous = await self._connect(self.address, self._backend).__aenter__()
             return self._rendezvous, self._backend
 
     async def _find_address(self, backend: Backend) -> None:
-        """Find out by which address others reach this node, unless it was given one."""
+        """Detect this node's address for the others, unless one was given."""
         if self.address:
             return
-        source, seen = backend.local_address, backend.seen_address
-        self.address = known_address(self._endpoint, source) or await anyio.to_thread.run_sync(
-            address_toward, self._endpoint, source, abandon_on_cancel=True
-        )
+        source, seen, endpoint = backend.local_address, backend.seen_address, self._carrier.endpoint
+        known = "" if endpoint is None else known_address(endpoint, source)
+        self.address = known or await anyio.to_thread.run_sync(_look_up_own, endpoint, source, abandon_on_cancel=True)
         if self.address == source != seen and _is_address(seen) and not is_loopback(seen):
             self._nat = seen
+
+
+def _look_up_own(endpoint: Endpoint | None, source: str) -> str:
+    return find_local_address() if endpoint is None else address_toward(endpoint, source)
 
 
 def _is_address(text: str) -> bool:

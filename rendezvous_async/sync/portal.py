@@ -1,8 +1,8 @@
-"""The one event loop of a process that the blocking interface runs on, in a background thread.
+"""The background thread with the event loop of the blocking interface, one per process.
 
-It starts with its first user and ends with its last: a ``Lease`` is one user's hold on it. What still holds a lease
-when the process exits is told to say farewell, so that the other nodes need not wait for its session to run out. A
-forked child has no loop: its parent's leases say so, and new ones start a loop of the child's own.
+It starts with the first ``LoopLease`` and ends with the last. When the process exits, each remaining lease awaits its
+farewell, so that the other nodes need not wait for a session to expire. A forked child has no loop: leases from its
+parent raise an error there, and new ones start a loop of the child's own.
 """
 
 from __future__ import annotations
@@ -18,44 +18,46 @@ from concurrent.futures import CancelledError, Future
 from concurrent.futures import wait as wait_for_all
 from contextlib import ExitStack, suppress
 from typing import TypeVar
+from weakref import finalize
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from rendezvous_async.errors import RendezvousError
 
-__all__ = ["Lease"]
+__all__ = ["LoopLease"]
 
 _log = logging.getLogger("rendezvous_async.sync")
 
 FAREWELL_SECONDS = 5.0
-"""How long an exiting process may take to say farewell; then its sessions end by themselves."""
+"""How long an exiting process waits for its farewells; after that its sessions expire by themselves."""
 
 T = TypeVar("T")
 
 Farewell = Callable[[], Awaitable[None]]
 
 
-class Lease:
+class LoopLease:
     """One user's hold on the process's loop.
 
     Args:
-        owner: Who it is, for messages.
-        farewell: Awaited on the loop when the process exits before ``release()``.
+        owner: The user's name for messages.
+        farewell: Awaited on the loop if the process exits before ``release()``.
     """
 
     def __init__(self, owner: str, farewell: Farewell) -> None:
         self.farewell = farewell
         self._owner = owner
         self._pid = os.getpid()
+        self._dropped: finalize[[], object] | None = None
         self._portal: BlockingPortal | None = _thread.enter(self)
 
     def __repr__(self) -> str:
-        return f"<Lease of {self._owner}{' released' if self._portal is None else ''}>"
+        return f"<LoopLease of {self._owner}{' released' if self._portal is None else ''}>"
 
     def call(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
-        """Run a coroutine function on the loop and wait for what it returns.
+        """Run a coroutine function on the loop and return its result.
 
-        When this thread is interrupted meanwhile (Ctrl+C, a signal whose handler raises), the coroutine is cancelled.
+        If this thread is interrupted meanwhile (Ctrl+C, a signal handler that raises), the coroutine is cancelled.
         """
         self.check_process()
         portal = self._portal
@@ -75,52 +77,71 @@ class Lease:
         if os.getpid() != self._pid:
             raise RuntimeError(
                 f"{self._owner} belongs to process {self._pid} and does not work in process {os.getpid()}, which was "
-                "forked from it: make a new one in the child, or start children with spawn"
+                "forked from it: create a new one in the child, or start children with spawn"
             )
 
+    def end_with(self, holder: object) -> None:
+        """Await the farewell and release when ``holder`` is garbage collected.
+
+        Neither this lease nor its farewell may refer to ``holder``. At process exit, the lease handles the farewell.
+        """
+        self._dropped = finalize(holder, self.abandon)
+        self._dropped.atexit = False
+
     def release(self) -> None:
-        """Let go of the loop, which ends with its last user; doing so twice is no error."""
+        """Give up the loop, which ends with its last lease; a second call does nothing."""
+        if self._dropped is not None:
+            self._dropped.detach()
         if self._portal is not None and os.getpid() == self._pid:
             self._portal = None
             _thread.leave(self)
 
+    def close(self) -> None:
+        """Await the farewell and release; a second call does nothing."""
+        self.check_process()
+        if self._portal is not None:
+            try:
+                self.call(self.farewell)
+            finally:
+                self.release()
+
     def abandon(self) -> None:
-        """Say farewell and release, without waiting for it; from any thread, and from the garbage collector."""
+        """Start the farewell and the release without waiting. Safe in any thread and in the garbage collector."""
         if self._portal is not None and os.getpid() == self._pid:
             _thread.call_soon(self._say_farewell_apart)
 
     def _say_farewell_apart(self) -> None:
-        """Say farewell in a thread: the loop, where this is called, must not wait for itself."""
-        with suppress(RuntimeError):  # The process is about to exit, and says farewell for all.
+        """Await the farewell in a thread: this runs on the loop, which must not wait for itself."""
+        with suppress(RuntimeError):  # The process is exiting, which handles all farewells.
             threading.Thread(target=self._say_farewell, name="rendezvous_async farewell").start()
 
     def _say_farewell(self) -> None:
         try:
             self.call(self.farewell)
         except Exception as error:
-            _log.info("%s was dropped, and could not say farewell: %s", self._owner, error)
+            _log.info("%s was dropped, and its farewell failed: %s", self._owner, error)
         finally:
             self.release()
 
 
 class _LoopThread:
-    """The thread and its loop, while somebody holds a lease."""
+    """The thread and its loop, as long as there are leases."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._leases: set[Lease] = set()
+        self._leases: set[LoopLease] = set()
         self._stack = ExitStack()
         self._portal: BlockingPortal | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Have something called in the loop's thread; it takes no lock, so that the garbage collector may ask."""
+        """Schedule a callback on the loop. Takes no lock, so the garbage collector may call it."""
         loop = self._loop
         if loop is not None:
-            with suppress(RuntimeError):  # The loop is closed: the process said farewell for all.
+            with suppress(RuntimeError):  # The loop is closed: the process has handled all farewells.
                 loop.call_soon_threadsafe(callback)
 
-    def enter(self, lease: Lease) -> BlockingPortal:
+    def enter(self, lease: LoopLease) -> BlockingPortal:
         with self._lock:
             if self._portal is None:
                 _hook_exit()
@@ -130,7 +151,7 @@ class _LoopThread:
             return self._portal
 
     def _start(self) -> None:
-        """Start the loop from a thread that no signal interrupts: anyio would wait for ever for half a start."""
+        """Start the loop from a thread that no signal interrupts: anyio hangs if its start is interrupted."""
 
         def start() -> None:
             portal = self._stack.enter_context(start_blocking_portal("asyncio"))
@@ -143,10 +164,10 @@ class _LoopThread:
         try:
             starter.join()
         except BaseException:
-            starter.join()  # It is a moment; whoever comes next, or the end of the process, finds the loop.
+            starter.join()  # Brief; the next lease or the exit hook finds the loop.
             raise
 
-    def leave(self, lease: Lease) -> None:
+    def leave(self, lease: LoopLease) -> None:
         with self._lock:
             self._leases.discard(lease)
             if not self._leases:
@@ -154,7 +175,7 @@ class _LoopThread:
                 self._stack.close()
 
     def say_farewell(self) -> None:
-        """Let all who are left say farewell, and end the loop."""
+        """Await the farewells of all remaining leases, and end the loop."""
         with self._lock:
             portal, self._portal = self._portal, None
             leases = tuple(self._leases)
@@ -168,10 +189,10 @@ class _LoopThread:
 
 @functools.cache
 def _hook_exit() -> None:
-    """Have ``say_farewell`` called when the process exits; once, and a forked child inherits it.
+    """Register ``say_farewell`` to run at process exit; once, since a forked child inherits it.
 
-    Like the standard library's executors, before threads are joined: worker threads of the loop wait for work until the
-    loop ends, and atexit's own functions come only after they have been waited for.
+    It must run before threads are joined, as in the standard library's executors: the loop's worker threads run until
+    the loop ends, and atexit functions run only after those threads have been joined.
     """
     register = getattr(threading, "_register_atexit", atexit.register)
     register(_say_farewell)
@@ -183,7 +204,7 @@ def _say_farewell() -> None:
 
 def _forget_after_fork() -> None:
     global _thread
-    # The parent's must not be collected here: it would try to stop a thread that this process does not have.
+    # Keep the parent's object alive: collecting it would try to stop a thread that this process does not have.
     _of_ancestors.append(_thread)
     _thread = _LoopThread()
 
@@ -194,5 +215,5 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 def _name_this_thread() -> None:
-    """Name the loop's thread: the oldest anyio that we allow takes no name for it."""
+    """Name the loop's thread: the oldest supported anyio has no parameter for it."""
     threading.current_thread().name = "rendezvous_async"

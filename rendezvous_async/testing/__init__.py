@@ -1,21 +1,23 @@
-"""Prove it: test an elastic system with the real library, a simulated network, virtual time and faults on purpose.
+"""Test an elastic system with the real library, a simulated network, virtual time and fault injection.
 
 * ``run(scenario, seed=7)`` runs a coroutine function in virtual time; one seed is one interleaving.
-* ``Cluster`` is some nodes and a server between them, with crash, restart, pause, resume, partition and heal.
-* ``check(history)`` finds every breach of the guarantees in what happened.
-* ``check_backend(make)`` is the conformance kit for backends of your own.
-* ``Proxy`` stands between a client and a server on real sockets, and delays, stalls and cuts.
-* ``check_linearizable(history)`` tells whether what clients saw could have happened one call at a time.
-* ``simulate(scenario_of(seed))`` plays a random scenario; ``python -m rendezvous_async.testing simulate`` plays many.
-* ``python -m rendezvous_async.testing campaign`` disturbs real processes on a real backend, and checks what happened.
-* ``rendezvous_async.testing.model`` explores every state of the protocol with a few nodes; ``python -m`` runs it.
+* ``Cluster`` is some nodes and their server, with crash, restart, pause, resume, partition and heal.
+* ``check(history)`` finds violations of the guarantees in a history.
+* ``check_backend(make)`` is the conformance kit for your own backend.
+* ``Proxy`` sits between a client and a server on real sockets, and delays, stalls and cuts.
+* ``check_linearizable(history)`` checks that a history of calls is linearizable.
+* ``simulate(scenario_of(seed))`` runs a random scenario; ``rdzv simulate`` runs many.
 * ``rendezvous_async.testing.fixtures`` has pytest fixtures; load it with ``pytest_plugins``.
 
 Nothing in the library imports this package.
 """
 
 from rendezvous_async.testing.checks import CHECKS, BrokenGuaranteeError, check
-from rendezvous_async.testing.clock import (
+from rendezvous_async.testing.cluster import Cluster, NotSettledError
+from rendezvous_async.testing.conformance import BACKEND_CHECKS, check_backend
+from rendezvous_async.testing.history import History
+from rendezvous_async.testing.linearizability import Operation, check_linearizable
+from rendezvous_async.testing.loop.clock import (
     GROUP,
     DeadlockError,
     LivelockError,
@@ -24,11 +26,8 @@ from rendezvous_async.testing.clock import (
     run,
     virtual_loop,
 )
-from rendezvous_async.testing.cluster import Cluster, NotSettledError, elastic
-from rendezvous_async.testing.conformance import BACKEND_CHECKS, check_backend
-from rendezvous_async.testing.history import History
-from rendezvous_async.testing.linearizability import Operation, check_linearizable
-from rendezvous_async.testing.network import Faults, SimulatedBackend
+from rendezvous_async.testing.network import Faults, SimulatedDriver
+from rendezvous_async.testing.programs import elastic
 from rendezvous_async.testing.proxy import Proxy
 from rendezvous_async.testing.scenarios import Report, Scenario, scenario_of, simulate
 
@@ -47,7 +46,7 @@ __all__ = [
     "Proxy",
     "Report",
     "Scenario",
-    "SimulatedBackend",
+    "SimulatedDriver",
     "VirtualLoop",
     "VirtualTimeError",
     "check",

@@ -1,8 +1,8 @@
-"""The guarantees of the design, each as a function from a history to the breaches it finds.
+"""The guarantees of the design, each as a function that finds its violations in a history.
 
-The checks know nothing of how the library works: they read what the backend saw and what nodes believed. ``check``
-runs them all and raises on the first breach; a simulation that no check could fail would prove nothing, so the tests
-plant bugs and see each of them caught.
+The checks know nothing of the implementation: they read what the backend committed and what nodes believed. ``check``
+runs them all and raises on the first violation. To prove that the checks can fail, the tests plant bugs and expect each
+to be caught.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["CHECKS", "BrokenGuaranteeError", "check"]
 
 
 class BrokenGuaranteeError(AssertionError):
-    """A history breaks a guarantee.
+    """A history violates a guarantee.
 
     Attributes:
         guarantee: The name of the check.
@@ -39,11 +39,11 @@ class BrokenGuaranteeError(AssertionError):
 
 
 def check(history: History) -> None:
-    """Raise if a history breaks any guarantee, or if a program has failed and nobody was told of it.
+    """Raise if a history violates a guarantee, or a program has failed.
 
     Raises:
-        BrokenGuaranteeError: It does; the text says which, and how.
-        Exception: Whatever the program of a node failed with.
+        BrokenGuaranteeError: A guarantee is violated; the message says which, and how.
+        Exception: The program of a node failed with it.
     """
     if not isinstance(history, History):
         raise TypeError(f"check() takes a History, such as cluster.history, not {history!r}")
@@ -54,9 +54,9 @@ def check(history: History) -> None:
 
 
 def one_world_per_round(history: History) -> Iterator[str]:
-    """Find rounds that formed twice, and nodes that believe in another world than the one that formed.
+    """Find rounds that formed twice, and nodes that hold another world than the one that formed.
 
-    Within one epoch: a server that forgets counts on only as far as the nodes that are left remember.
+    This holds within one epoch: after a data loss, rounds continue from what the remaining nodes remember.
     """
     formed: dict[tuple[str, int], Formed] = {}
     for world in history.of(Formed):
@@ -75,7 +75,7 @@ def one_world_per_round(history: History) -> Iterator[str]:
 
 
 def rounds_only_grow(history: History) -> Iterator[str]:
-    """Find a formation that does not raise the round of its epoch, or of a process that is in it."""
+    """Find rounds that are not larger than the previous one of the epoch or of a member."""
     top: dict[str, int] = {}
     last: dict[str, int] = {}
     for record in history:
@@ -90,7 +90,7 @@ def rounds_only_grow(history: History) -> Iterator[str]:
                 last[node] = round
             case Fault(nodes=nodes, kind="crash" | "leave" | "restart"):
                 for node in nodes:
-                    last.pop(node, None)  # The next process of this name remembers nothing.
+                    last.pop(node, None)  # The next process with this name remembers nothing.
             case _:
                 pass
 
@@ -110,7 +110,7 @@ def ranks_are_exact(history: History) -> Iterator[str]:
 
 
 def only_arrivals_are_in(history: History) -> Iterator[str]:
-    """Find seats for arrivals that never happened, or that an earlier round has used up."""
+    """Find seats for arrivals that never happened, or that an earlier round has used."""
     arrived: set[tuple[str, str]] = set()
     used: set[tuple[str, str]] = set()
     for record in history:
@@ -135,7 +135,7 @@ def one_rank_per_node(history: History) -> Iterator[str]:
 
 
 def members_are_accounted_for(history: History) -> Iterator[str]:
-    """Find rounds that formed while a member of the round before neither had returned nor was lost."""
+    """Find rounds that formed while a member of the previous round had neither returned nor been lost."""
     records: dict[str, str] = {}
     members: dict[str, str] = {}
     for record in history:
@@ -148,19 +148,19 @@ def members_are_accounted_for(history: History) -> Iterator[str]:
         elif isinstance(record, Formed):
             holding = [node for node, arrival in members.items() if records.get(node) == arrival]
             if holding:
-                yield f"round {record.round} formed while {holding} held the one before"
+                yield f"round {record.round} formed while {holding} held the previous one"
             members = {node: arrival for node, arrival, _ in record.seats}
 
 
 def closed_is_final(history: History) -> Iterator[str]:
-    """Find anything that formed or was reopened after a close, and closes that nobody asked for."""
+    """Find rounds that formed after a close, runs that were reopened, and closes that no node requested."""
     closed = ""
     called = set()
     for record in history:
         if isinstance(record, CloseCalled):
             called.add(record.node)
         elif isinstance(record, Fault) and record.kind == "lose the server":
-            closed = ""  # A server without a data directory forgets; the README says so.
+            closed = ""  # A server without a data directory loses its state; the README says so.
         elif isinstance(record, HeadWritten):
             if closed and record.closed != closed:
                 yield f"{record} after the run was closed by {closed}"
@@ -179,9 +179,9 @@ def old_tokens_are_refused(history: History) -> Iterator[str]:
 
 
 def out_by_own_clock(history: History) -> Iterator[str]:
-    """Find nodes that still believed in a round when their record had expired, though they were running.
+    """Find running nodes that still held a round after their record had expired.
 
-    A paused node cannot know; it must know at once when it runs again.
+    A paused node cannot know; it must know as soon as it is resumed.
     """
     holds: dict[str, Believed] = {}
     paused: set[str] = set()
@@ -219,7 +219,7 @@ def out_by_own_clock(history: History) -> Iterator[str]:
 
 
 def no_ghosts(history: History) -> Iterator[str]:
-    """Find records of nodes that do not run, and running nodes without one, once everything is quiet."""
+    """Find records of nodes that do not run, once the cluster has settled."""
     for settled in history.of(Settled):
         ghosts = sorted(set(settled.roster) - set(settled.live))
         if ghosts:

@@ -1,4 +1,4 @@
-"""A cluster in one event loop: real rendezvous objects, a simulated network, and the means to break things.
+"""A cluster in one event loop: real rendezvous objects, a simulated network, and fault injection.
 
 ::
 
@@ -11,19 +11,19 @@
 
     run(scenario, seed=7)   # virtual time: minutes of timeouts take milliseconds
 
-Each node runs a program, a coroutine function that is given an entered ``Rendezvous``; the default joins, holds its
-world until it changes, and joins again. Give your own to test your own orchestrator.
+Each node runs a program, a coroutine function that takes an entered ``Rendezvous``. The default joins, holds its world
+until it changes, and joins again. Pass your own to test your own orchestrator.
 
-A program that fails, fails the test: what it raised comes out of the next ``settle()``, ``check()`` or the end of the
-cluster's block, with its own traceback. So does the error of a task or a callback that the program left alone. What
-ends a process outside of a test is a failure, ``RendezvousClosedError`` too; what the test did to a node is not.
+If a program fails, the test fails: the next ``settle()``, ``check()`` or the end of the cluster's block raises the
+error with its own traceback. The same holds for errors of tasks and callbacks that the program does not await. Whatever
+would end a real process counts as a failure, even ``RendezvousClosedError``; a fault injected by the test does not.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Hashable, Iterable
+from collections.abc import Iterable
 from contextvars import copy_context
 from functools import partial
 from types import TracebackType
@@ -31,68 +31,48 @@ from typing import Any
 
 import anyio
 
+from rendezvous_async.admin import close_run
+from rendezvous_async.aio.deadline import answer_within
 from rendezvous_async.backends.base import Token
-from rendezvous_async.clock import answer_within
-from rendezvous_async.connecting import connect
-from rendezvous_async.control import close_run
-from rendezvous_async.core.rules import Change
 from rendezvous_async.core.state import Head, Phase
-from rendezvous_async.errors import (
-    RendezvousClosedError,
-    RendezvousGracefulExitError,
-    RendezvousTimeoutError,
-)
-from rendezvous_async.handler import Rendezvous
+from rendezvous_async.node.connect import connect
+from rendezvous_async.node.rendezvous import Rendezvous
+from rendezvous_async.node.world import World
 from rendezvous_async.settings import Timeouts, check_seconds
-from rendezvous_async.testing.clock import virtual_loop
-from rendezvous_async.testing.groups import group_of, take_unseen_errors
 from rendezvous_async.testing.history import CloseCalled, Fault, History, Settled
-from rendezvous_async.testing.network import Faults, Network, SimulatedBackend
+from rendezvous_async.testing.loop.clock import virtual_loop
+from rendezvous_async.testing.network import Faults, Network
 from rendezvous_async.testing.nodes import SimulatedNode, now
+from rendezvous_async.testing.programs import Program, elastic
 from rendezvous_async.testing.witness import Witness
-from rendezvous_async.world import World
 
-__all__ = ["Cluster", "NotSettledError", "Program", "elastic"]
+__all__ = ["Cluster", "NotSettledError"]
 
-Program = Callable[[Rendezvous], Coroutine[Any, Any, None]]
 LOOK_EVERY = 0.1
 
 
 class NotSettledError(AssertionError):
-    """A cluster that nothing disturbs did not come to rest in time: a round that should form has not."""
-
-
-async def elastic(rendezvous: Rendezvous) -> None:
-    """Join, hold the world until it changes, and join again, until the run is closed."""
-    while True:
-        try:
-            world = await rendezvous.join()
-        except (RendezvousClosedError, RendezvousGracefulExitError):
-            return
-        except RendezvousTimeoutError:
-            continue
-        if await world.changed() is Change.CLOSED:
-            return
+    """An undisturbed cluster did not settle in time: a round that should form has not."""
 
 
 class Cluster:
-    """Some nodes, a server between them, and what happened so far.
+    """Some nodes, their server, and the history so far.
 
     Args:
-        nodes: How many; they are numbered from 0.
-        min_nodes: The least that a round needs.
-        max_nodes: The most that a round takes; by default all.
-        seed: Of everything random.
-        faults: How bad the network is.
-        program: What each node does with its rendezvous.
-        timeouts: Of every node.
-        keep_alive_interval: Of every node.
-        keep_alive_max_attempt: Of every node.
+        nodes: The number of nodes; they are numbered from 0.
+        min_nodes: The minimum size of a round.
+        max_nodes: The maximum size of a round; by default all nodes.
+        seed: The seed of everything random.
+        faults: The faults of the network.
+        program: The program that each node runs.
+        timeouts: The timeouts of every node.
+        keep_alive_interval: As for ``connect``.
+        keep_alive_max_attempt: As for ``connect``.
         ranks: The rank policy.
-        max_writes: How much one commit of the backend takes; a small number makes rounds form in batches.
+        max_writes: The backend's limit of writes per commit; with a small one, rounds form in batches.
 
     Raises:
-        ValueError: An argument is wrong. Every method raises it for a node that does not exist.
+        ValueError: An argument is wrong. Methods raise it for a node that does not exist.
     """
 
     def __init__(
@@ -110,7 +90,7 @@ class Cluster:
         ranks: str = "sticky",
         max_writes: int = 1024,
     ) -> None:
-        self.timeouts = Timeouts() if timeouts is None else timeouts
+        self.timeouts: Timeouts = Timeouts() if timeouts is None else timeouts
         self._faults = Faults() if faults is None else faults
         for name, count in (("nodes", nodes), ("max_writes", max_writes)):
             if type(count) is not int or count < 1:
@@ -133,9 +113,9 @@ class Cluster:
             "ranks": ranks,
         }
         self._label = str(ranks).removeprefix("label:")
-        connect("memory://simulated", labels={self._label: ""}, **self._settings)  # It refuses what is wrong.
-        self.history = History(min_nodes, max_nodes, keep_alive_interval * keep_alive_max_attempt)
-        self.nodes = [SimulatedNode(f"node-{index}", self.history) for index in range(nodes)]
+        connect("memory://simulated", labels={self._label: ""}, **self._settings)  # Checks the settings.
+        self.history: History = History(min_nodes, max_nodes, keep_alive_interval * keep_alive_max_attempt)
+        self.nodes: list[SimulatedNode] = [SimulatedNode(f"node-{index}", self.history) for index in range(nodes)]
         self._rng = random.Random(seed)
         self._program = program
         self._max_writes = max_writes
@@ -147,7 +127,7 @@ class Cluster:
 
     @property
     def network(self) -> Network:
-        """What lies between the nodes and the server."""
+        """The network between the nodes and the server."""
         return self._entered()
 
     def _entered(self) -> Network:
@@ -156,11 +136,9 @@ class Cluster:
         return self._network
 
     async def __aenter__(self) -> Cluster:
-        loop = virtual_loop()
-        self._handle_others = loop.get_exception_handler()
-        loop.set_exception_handler(self._handle_error)
+        self.history.failures.catch(virtual_loop(), (node.name for node in self.nodes))
         self._network = Network(self._rng, self._faults)
-        self._watching = SimulatedBackend(self.network, "observer", "simulated")
+        self._watching = self.network.open("observer", "simulated")
         self._seen: Token | None = self.network.server.table.token
         self.network.server.fanout.add([self._watching.prefix], self._observe)
         return self
@@ -177,16 +155,12 @@ class Cluster:
                 running.append(node.task)
         with anyio.CancelScope(shield=True):
             await asyncio.gather(*running, return_exceptions=True)
-        loop = virtual_loop()
-        for group, unseen in take_unseen_errors(loop):
-            if not loop.is_killed(group):
-                self._take_error(group, unseen)
-        loop.set_exception_handler(self._handle_others)
+        self.history.failures.stop_catching(virtual_loop())
         self.network.server.fanout.remove([self._watching.prefix], self._observe)
-        if error is None or isinstance(error, Exception):  # A failed assertion of the test is then its context.
+        if error is None or isinstance(error, Exception):  # A failed assertion becomes its context.
             self.history.failures.raise_first()
 
-    # What happens to nodes
+    # Actions and faults
 
     def start(self, index: int) -> None:
         """Start a node that is down."""
@@ -197,7 +171,7 @@ class Cluster:
         node.generation += 1
         node.live = True
         node.rendezvous = connect(
-            backend=SimulatedBackend(network, node.process, "simulated", self._max_writes),
+            backend=network.open(node.process, "simulated", self._max_writes),
             node=node.name,
             address=node.name,
             labels={self._label: f"group-{index % 2}"},
@@ -218,27 +192,9 @@ class Cluster:
             error = None if task.cancelled() else task.exception()
             if error is not None:
                 self._fault(f"ended by {type(error).__name__}: {error}", node)
-                self.history.failures.add(node.name, now(), error)
+                self.history.failures.add(node.name, error)
             node.live = False
             node.release("end")
-
-    def _handle_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Take what a task or a callback of a program raised and nobody asked for; the rest is for the one before."""
-        source = context.get("task") or context.get("future") or context.get("handle")
-        if self._take_error(group_of(source), context.get("exception")):
-            return
-        if self._handle_others is not None:
-            self._handle_others(loop, context)
-        else:
-            loop.default_exception_handler(context)
-
-    def _take_error(self, group: Hashable | None, error: BaseException | None) -> bool:
-        """Count an error as the failure of a program, if it is of a node of this cluster."""
-        name = str(group).partition("#")[0]
-        if error is None or not any(name == node.name for node in self.nodes):
-            return False
-        self.history.failures.add(name, now(), error)
-        return True
 
     def _node(self, index: int) -> SimulatedNode:
         if type(index) is not int or not 0 <= index < len(self.nodes):
@@ -246,7 +202,7 @@ class Cluster:
         return self.nodes[index]
 
     async def join_all(self) -> list[World]:
-        """Start every node that is down, and wait until all is quiet; returns the worlds that nodes hold, by rank."""
+        """Start every node that is down and settle; return the worlds that nodes hold, by rank."""
         for index in range(len(self.nodes)):
             self.start(index)
         await self.settle()
@@ -254,7 +210,7 @@ class Cluster:
         return sorted(worlds, key=lambda world: world.rank)
 
     def crash(self, index: int) -> None:
-        """Kill a node, as SIGKILL does: nothing of it ever runs again."""
+        """Kill a node, like SIGKILL: nothing of it ever runs again."""
         node = self._node(index)
         if node.live:
             self._fault("crash", node)
@@ -264,23 +220,24 @@ class Cluster:
             self.network.forget(node.process)
 
     def leave(self, index: int) -> None:
-        """Stop a node in good order: its program is cancelled, and it leaves."""
+        """Shut a node down: its program is cancelled, and it leaves."""
         node = self._node(index)
         if node.live and not node.paused and node.task is not None:
             self._fault("leave", node)
             node.task.cancel()
 
     def restart(self, index: int) -> None:
-        """Crash a node if it is up, and start it again as a new process with the same id."""
+        """Crash a node if it is up, and start it as a new process with the same id."""
         self.crash(index)
         self._fault("restart", self._node(index))
         self.start(index)
 
     def pause(self, index: int, *, suspend: bool = False) -> None:
-        """Freeze a node, as SIGSTOP does: its tasks do not run, its timers run late.
+        """Freeze a node, like SIGSTOP: its tasks do not run, and its timers fire late.
 
         Args:
-            suspend: Its machine sleeps: its timers stand still meanwhile.
+            index: The node.
+            suspend: Suspend its machine instead: its clock stops too.
         """
         node = self._node(index)
         if node.live and not node.paused:
@@ -290,7 +247,7 @@ class Cluster:
             (loop.suspend if suspend else loop.freeze)(node.process)
 
     def resume(self, index: int) -> None:
-        """Let a frozen or suspended node go on."""
+        """Resume a frozen or suspended node."""
         node = self._node(index)
         if node.paused:
             node.paused = False
@@ -298,45 +255,48 @@ class Cluster:
             virtual_loop().thaw(node.process)
 
     def partition(self, *sides: Iterable[int]) -> None:
-        """Split the nodes: those of the first side keep the server; all others, named or not, are cut off it."""
+        """Partition the nodes: the first side keeps the server; all others, named or not, are cut off."""
         named: list[list[SimulatedNode]] = []
         for side in sides:
             if not isinstance(side, Iterable):
-                raise ValueError(f"a side of a partition must be a set of node numbers, not {side!r}")
+                raise ValueError(f"each side of a partition must be a set of node numbers, not {side!r}")
             named.append([self._node(index) for index in side])
         if len({node for side in named for node in side}) < sum(len(set(side)) for side in named):
-            raise ValueError(f"a node can be on one side of a partition only, not {sides}")
+            raise ValueError(f"a node can only be on one side of a partition, not {sides}")
         self.heal()
         cut = [node for node in self.nodes if not named or node not in named[0]]
         self._fault("partition", *cut)
         self.network.cut(*(node.process for node in cut))
 
     def heal(self) -> None:
-        """Let everybody who is not crashed reach the server again."""
+        """End the partition: every node that has not crashed reaches the server again."""
         network = self.network
         self._fault("heal")
         network.heal(*(node.process for node in self.nodes))
 
     def lose_server(self) -> None:
-        """Restart the server without its data: a new epoch begins."""
+        """Restart the server without its data, in a new epoch."""
         network = self.network
         self._fault("lose the server")
         self._witness.forget()
         network.lose_server()
 
     async def close(self, index: int, reason: str = "") -> None:
-        """Close the run in the name of a node, from where it is; raises if the network is in the way."""
+        """Close the run as a node would; raise if the network is in the way."""
         node = self._node(index)
         self.history.add(CloseCalled(now(), node.name))
         with answer_within(self.timeouts.close, "close the run"):
-            await close_run(SimulatedBackend(self.network, node.process, "simulated"), reason, node.name)
+            await close_run(self.network.open(node.process, "simulated"), reason, node.name)
 
     async def settle(self, within: float | None = None) -> None:
-        """Wait until everything is quiet: one round held by all that can be in it, or too few for one, or closed.
+        """Wait until the cluster is quiet: a full round is held, or too few nodes run, or the run is closed.
+
+        Args:
+            within: Seconds to wait; by default what the timeouts allow.
 
         Raises:
-            NotSettledError: It is not, ``within`` that many seconds; the text says how things stand.
-            Exception: Whatever the program of a node failed with.
+            NotSettledError: It is not quiet in time; the message has its state.
+            Exception: The program of a node failed with it.
         """
         self._entered()
         longest = self.timeouts.last_call + 6 * self.history.ttl + 30
@@ -353,10 +313,10 @@ class Cluster:
         live = tuple(node.name for node in self.nodes if node.live)
         self.history.add(Settled(now(), live, tuple(self._witness.roster)))
 
-    # What the backend and the nodes say
+    # Observations
 
     def head(self) -> Head | None:
-        """Return the run's head as the backend has it."""
+        """Return the run's head in the backend."""
         return self._witness.head
 
     def _is_quiet(self) -> bool:
@@ -379,7 +339,7 @@ class Cluster:
         return f"{self.head()}; roster {self._witness.roster}; {self.nodes}"
 
     def _observe(self) -> None:
-        """Write down what a commit did, in the very moment that the server did it."""
+        """Record a commit at the moment when the server applies it."""
         listing = self.network.server.table.changes([self._watching.prefix], self._seen)
         if listing is None:
             return
@@ -389,10 +349,10 @@ class Cluster:
         self._witness.take(now(), listing.relative_to(self._watching.prefix).entries)
 
     def returns(self, rendezvous: Rendezvous) -> None:
-        """Write down that a program goes back to the barrier by its own choice, with nothing that made it.
+        """Record that a program returns to the barrier of its own accord.
 
-        A program that does so says it before ``join()``: while the node is cut off nothing else could tell, and the
-        history would have it believe in a world that it has given up.
+        Such a program calls this before ``join()``. Otherwise, while the node is cut off, the history would show it
+        holding a world that it has given up.
         """
         for node in self.nodes:
             if node.rendezvous is rendezvous and node.live:

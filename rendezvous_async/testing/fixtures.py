@@ -1,7 +1,7 @@
-"""Pytest fixtures, for those who ask: ``pytest_plugins = ["rendezvous_async.testing.fixtures"]`` in a conftest.
+"""Pytest fixtures; load them with ``pytest_plugins = ["rendezvous_async.testing.fixtures"]`` in a conftest.
 
-* ``virtual``: a function that runs a coroutine function in virtual time, with a seed that ``--rdzv-seed`` can change.
-* ``memory_backends``: a function that opens backends of one in-memory store, and closes them at the end.
+* ``virtual`` runs a coroutine function in virtual time; ``--rdzv-seed`` sets the seed.
+* ``memory_backends`` opens backends of one in-memory store, and closes them at the end.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from rendezvous_async.backends.memory import MemoryBackend, MemoryServer
-from rendezvous_async.testing.clock import run
+from rendezvous_async.backends.base import Backend
+from rendezvous_async.backends.memory import MemoryDriver, MemoryServer
+from rendezvous_async.testing.loop.clock import run
 
 __all__ = ["memory_backends", "virtual"]
 
@@ -32,13 +33,13 @@ def virtual(request: pytest.FixtureRequest) -> Callable[[Callable[[], Coroutine[
 
 
 @pytest.fixture
-async def memory_backends() -> AsyncIterator[Callable[[str], MemoryBackend]]:
-    """Return a function that opens one more backend of one store, for a run id."""
+async def memory_backends() -> AsyncIterator[Callable[[str], Backend]]:
+    """Return a function that opens another backend of one store, for a run id."""
     server = MemoryServer()
     async with AsyncExitStack() as stack:
 
-        def open_one(run_id: str) -> MemoryBackend:
-            backend = MemoryBackend(server, run_id)
+        def open_one(run_id: str) -> Backend:
+            backend = Backend(MemoryDriver(server), run_id)
             stack.push_async_callback(backend.aclose)
             return backend
 

@@ -1,8 +1,8 @@
-"""What happened in a simulated run: a list of small frozen records, in the order in which they happened.
+"""The history of a simulated run: frozen records in the order in which they happened.
 
-Some are seen by the backend (what was committed), some by a node (what it believes), some are the faults that the test
-put in. ``check`` in ``rendezvous_async.testing.checks`` reads nothing else. The same seed gives the same history, byte
-for byte.
+Some come from the backend (commits), some from a node (what it believes), some are the faults that the test injected.
+``check`` in ``rendezvous_async.testing.checks`` reads nothing else. The same seed gives the same history, byte for
+byte.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Arrived(msgspec.Struct, frozen=True, tag=True):
 
 
 class Vanished(msgspec.Struct, frozen=True, tag=True):
-    """The backend: a node's record is gone; ``expired`` tells whether its session ran out."""
+    """The backend: a node's record was deleted."""
 
     at: float
     node: str
 
 
 class Formed(msgspec.Struct, frozen=True, tag=True):
-    """The backend: a head was written that forms a round, and these seats count: (node, arrival, rank)."""
+    """The backend: a head was written that forms a round with these seats: (node, arrival, rank)."""
 
     at: float
     round: int
@@ -57,7 +57,7 @@ class Formed(msgspec.Struct, frozen=True, tag=True):
 
 
 class HeadWritten(msgspec.Struct, frozen=True, tag=True):
-    """The backend: a head was written; ``closed`` is by whom, or empty."""
+    """The backend: a head was written; ``closed`` is the node that closed the run, or empty."""
 
     at: float
     round: int
@@ -68,7 +68,7 @@ class HeadWritten(msgspec.Struct, frozen=True, tag=True):
 
 
 class StoreWritten(msgspec.Struct, frozen=True, tag=True):
-    """The backend: a write to a round's store was accepted, when this round was current."""
+    """The backend: a write to the store of ``round`` was accepted while round ``current`` was current."""
 
     at: float
     round: int
@@ -87,7 +87,7 @@ class Believed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Released(msgspec.Struct, frozen=True, tag=True):
-    """A node: it no longer holds this round, because of this."""
+    """A node: it no longer holds this round; ``why`` is the cause."""
 
     at: float
     node: str
@@ -96,7 +96,7 @@ class Released(msgspec.Struct, frozen=True, tag=True):
 
 
 class Left(msgspec.Struct, frozen=True, tag=True):
-    """A node left, and was told so."""
+    """A node has left."""
 
     at: float
     node: str
@@ -110,7 +110,7 @@ class CloseCalled(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fault(msgspec.Struct, frozen=True, tag=True):
-    """The test did this to these nodes."""
+    """The test injected this fault into these nodes."""
 
     at: float
     kind: str
@@ -118,7 +118,7 @@ class Fault(msgspec.Struct, frozen=True, tag=True):
 
 
 class Settled(msgspec.Struct, frozen=True, tag=True):
-    """Everything is quiet: these nodes run, and these have a record in the backend."""
+    """The cluster has settled: the running nodes, and those with a record in the backend."""
 
     at: float
     live: tuple[str, ...]
@@ -143,20 +143,20 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 class History:
-    """Records of one run, in order.
+    """The records of one run, in order.
 
     Attributes:
-        min_nodes: What the run was started with.
-        max_nodes: What the run was started with.
-        ttl: Of every node's session.
-        failures: What programs failed with; ``check`` raises it. The records tell of it too, as faults.
+        min_nodes: The minimum size of a round.
+        max_nodes: The maximum size of a round.
+        ttl: The TTL of every node's session.
+        failures: The errors of programs, which ``check`` raises. The records show them too, as faults.
     """
 
     def __init__(self, min_nodes: int, max_nodes: int, ttl: float) -> None:
         self.min_nodes = min_nodes
         self.max_nodes = max_nodes
         self.ttl = ttl
-        self.failures = Failures()
+        self.failures: Failures = Failures()
         self._records: list[Record] = []
 
     def __repr__(self) -> str:
@@ -175,7 +175,7 @@ class History:
         return b"\n".join(map(msgspec.json.encode, self._records))
 
     def add(self, record: Record) -> None:
-        """Put a record behind the others."""
+        """Append a record."""
         self._records.append(record)
 
     def of(self, kind: type[R]) -> list[R]:

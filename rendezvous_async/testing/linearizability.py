@@ -1,17 +1,17 @@
-"""Is a history of calls linearizable: could they have happened one at a time, each between its call and its return?
+"""Checks that a history is linearizable: that each call could have happened atomically between its call and return.
 
-A history is what clients did and saw: ``Operation`` values, each on one key, with the times of its call and of its
-return. ``check_linearizable`` looks, for each key by itself, for an order that explains what was seen (Wing and Gong's
-search, with Lowe's memory of what was tried). A call whose return was never seen may have happened at any time after
-its call, or not at all. Times come from one clock, that of the process which recorded them.
+A history is a list of ``Operation`` values: what clients did and saw, each on one key, with the times of call and
+return. For each key, ``check_linearizable`` searches for an order that explains the results (Wing and Gong's algorithm
+with Lowe's memoization). A call that never returned may have happened at any time after its call, or not at all. All
+times come from one clock, that of the recording process.
 
 ::
 
     history = [
         Operation("k", "write", 0.0, 1.0, value=b"1"),
-        Operation("k", "read", 2.0, 3.0, value=None),      # too late to still see nothing
+        Operation("k", "read", 2.0, 3.0, value=None),      # too late to see nothing
     ]
-    check_linearizable(history)                             # raises AssertionError, and shows what is in the way
+    check_linearizable(history)                             # raises AssertionError and shows the conflict
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ __all__ = ["Operation", "check_linearizable"]
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """One call and what came of it.
+    """One call and its result.
 
     Attributes:
         key: The register.
         kind: ``write`` sets ``value``; ``read`` saw ``value``; ``swap`` set ``value`` if it found ``expected``, and
-            ``done`` tells whether it did. A value of None is an absent key.
-        called_at: Just before it was sent.
-        returned_at: Just after it was answered; infinite if it never was.
-        client: Who did it, for the message.
+            ``done`` says whether it did. A value of None is an absent key.
+        called_at: The time just before it was sent.
+        returned_at: The time just after it was answered; infinite if it never was.
+        client: The client, for the message.
     """
 
     key: str
@@ -48,7 +48,7 @@ class Operation(msgspec.Struct, frozen=True):
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody knows if it happened."""
+        """Whether its outcome is unknown."""
         return math.isinf(self.returned_at)
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ def check_linearizable(history: Iterable[Operation], initial: bytes | None = Non
     """
     by_key: dict[str, list[Operation]] = {}
     for operation in history:
-        if not (operation.kind == "read" and operation.is_open):  # a read that nobody saw tells nothing
+        if not (operation.kind == "read" and operation.is_open):  # An unanswered read shows nothing.
             by_key.setdefault(operation.key, []).append(operation)
     for key, operations in by_key.items():
         operations.sort(key=lambda operation: operation.called_at)
@@ -77,7 +77,7 @@ def check_linearizable(history: Iterable[Operation], initial: bytes | None = Non
 
 
 def _apply(operation: Operation, state: bytes | None) -> tuple[bool, bytes | None]:
-    """Whether ``operation`` fits a register that holds ``state``, and what it holds afterwards."""
+    """Return whether an operation fits a register that holds ``state``, and the state afterwards."""
     match operation.kind:
         case "read":
             return operation.value == state, state
@@ -92,9 +92,9 @@ def _apply(operation: Operation, state: bytes | None) -> tuple[bool, bytes | Non
 
 
 def _search(operations: Sequence[Operation], initial: bytes | None) -> list[Operation] | None:
-    """Depth first over orders; returns the calls at the deepest dead end, or None if an order was found.
+    """Search orders depth-first; return the calls at the deepest dead end, or None if an order was found.
 
-    A place in the search is the set of calls that have happened (a bit each) and the state. Next may happen any call
+    A node of the search is the set of calls that have happened (one bit each) and the state. The next call may be any
     that was sent before the first return among those that have not happened.
     """
     closed = sum(1 << index for index, operation in enumerate(operations) if not operation.is_open)
@@ -120,7 +120,7 @@ def _search(operations: Sequence[Operation], initial: bytes | None) -> list[Oper
 
 
 def _next(operations: Sequence[Operation], happened: int) -> list[int]:
-    """The calls that may happen next; the one that returned first comes last, since that is the best guess."""
+    """Return the calls that may happen next, the best guess last: the one that returned first."""
     first_return = math.inf
     possible = []
     lowest = (~happened & (happened + 1)).bit_length() - 1

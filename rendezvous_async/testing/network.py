@@ -1,9 +1,9 @@
 """A backend behind a simulated network: delays, lost requests, lost replies, late writes, partitions.
 
-Every node has a ``SimulatedBackend`` of its own. A call travels to the server and back, and each leg may take its time
-or fail; a call without an answer raises ``RendezvousConnectionError`` after ``CALL_TIMEOUT``, though the server may
-have done it, or may still do it later. That is harsher than TCP, which repeats a commit under its id: here the
-library itself must cope with every unknown outcome. Watches lag, and go on where they were after a partition.
+Every node has its own ``SimulatedDriver``. A call travels to the server and back, and each leg may be delayed or lost.
+A call without an answer raises ``RendezvousConnectionError`` after ``CALL_TIMEOUT``, though the server may have applied
+it, or may still do so. That is harsher than TCP, which retries a commit under its id: here the library itself must
+handle every unknown outcome. Watches lag, and resume after a partition.
 """
 
 from __future__ import annotations
@@ -15,42 +15,33 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import TypeVar
 
-import anyio
 import msgspec
 
-from rendezvous_async import clock
-from rendezvous_async.backends.base import (
-    Backend,
-    Commit,
-    Condition,
-    Entry,
-    Listing,
-    Session,
-    Token,
-    Watch,
-    Write,
-    owned,
-)
+from rendezvous_async.aio import clock
+from rendezvous_async.aio.deadline import Deadline
+from rendezvous_async.backends.base import Backend
+from rendezvous_async.backends.driver import Driver, Granted, Opening, Sink, Subscription, closed_error
 from rendezvous_async.backends.memory import MemoryServer
-from rendezvous_async.backends.table import Table
-from rendezvous_async.clock import Patience, answer_within
+from rendezvous_async.backends.session import Session
+from rendezvous_async.backends.table.table import Table
+from rendezvous_async.backends.values import Commit, Condition, Entry, Listing, Token, Write, owned
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousSessionError
 
-__all__ = ["Faults", "Network", "SimulatedBackend"]
+__all__ = ["Faults", "Network", "SimulatedDriver"]
 
 CALL_TIMEOUT = 0.5
 T = TypeVar("T")
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
-    """How bad the simulated network is.
+    """The faults of the simulated network.
 
     Attributes:
-        delay: The longest time that one leg takes, in seconds; each takes a random part of it.
+        delay: The longest delay of one leg, in seconds; each leg takes a random part of it.
         drop_request: The probability that a request never arrives.
-        drop_reply: The probability that the answer to a request that was done never arrives.
-        late: The probability that a request arrives up to ``lateness`` later, long after its caller gave up.
-        lateness: See ``late``.
+        drop_reply: The probability that the reply to an applied request never arrives.
+        late: The probability that a request is delayed further, perhaps until after its caller has given up.
+        lateness: The longest further delay, in seconds.
     """
 
     delay: float = 0.001
@@ -73,44 +64,57 @@ def _is_number(value: object) -> bool:
 
 
 class Network:
-    """The server, and what lies between it and the nodes.
+    """The server, and the network between it and the nodes.
 
     Attributes:
-        server: The one that all nodes talk to; ``lose_server()`` replaces what it knows.
-        faults: How bad things are now; may be changed at any time.
+        server: The server of all nodes; ``lose_server()`` replaces its data.
+        faults: The current faults; may be changed at any time.
     """
 
     def __init__(self, rng: random.Random, faults: Faults) -> None:
-        self.server = MemoryServer("epoch-1")
+        self.server: MemoryServer = MemoryServer("epoch-1")
         self.faults = faults
         self._rng = rng
         self._cut: set[str] = set()
-        self._watches: dict[_SimulatedWatch, None] = {}
+        self._watches: dict[SimulatedSubscription, None] = {}
         self._context = copy_context()
         self._epochs = 1
 
     def reaches(self, node: str) -> bool:
-        """Tell whether a node and the server reach each other."""
+        """Return whether a node and the server can reach each other."""
         return node not in self._cut
 
     def cut(self, *nodes: str) -> None:
-        """Cut these nodes off the server."""
+        """Cut these nodes off from the server."""
         self._cut.update(nodes)
 
     def heal(self, *nodes: str) -> None:
-        """Let these nodes, or all, reach the server again."""
+        """Reconnect these nodes, or all of them, to the server."""
         self._cut.difference_update(nodes or tuple(self._cut))
         for watch in tuple(self._watches):
             watch.pump()
 
     def forget(self, node: str) -> None:
-        """Cut off a node that is no more, for good."""
+        """Cut off a process that has been killed, and close its watches."""
         self._cut.add(node)
-        for watch in [watch for watch in self._watches if watch.backend.node == node]:
-            watch.end()
+        for watch in [watch for watch in self._watches if watch.driver.node == node]:
+            watch.close()
+
+    def open(self, node: str, run_id: str, max_writes: int = 1024) -> Backend:
+        """Return a backend for one node; with a small ``max_writes``, rounds form in batches."""
+        return Backend(SimulatedDriver(self, node, max_writes), run_id)
+
+    def watch(self, watch: SimulatedSubscription) -> None:
+        """Start pushing changes to a watch."""
+        self._watches[watch] = None
+        watch.pump()
+
+    def unwatch(self, watch: SimulatedSubscription) -> None:
+        """Undo ``watch``."""
+        self._watches.pop(watch, None)
 
     def lose_server(self) -> None:
-        """Replace the server by an empty one of a new epoch, as a restart without a data directory does."""
+        """Replace the server's data by an empty table in a new epoch, like a restart without a data directory."""
         self._epochs += 1
         revision = self.server.table.revision
         self.server.table = Table(f"epoch-{self._epochs}")
@@ -120,15 +124,15 @@ class Network:
             watch.pump()
 
     def later(self, delay: float, action: Callable[[], None]) -> asyncio.TimerHandle:
-        """Do something in the network's own time, whatever happens to the node that asked for it."""
+        """Schedule an action in the network's own context, even if the calling node is frozen or killed."""
         return asyncio.get_running_loop().call_later(delay, action, context=self._context)
 
     def leg(self) -> float:
-        """Draw how long one leg takes."""
+        """Draw the delay of one leg."""
         return self._rng.uniform(0, self.faults.delay)
 
     async def call(self, node: str, operation: Callable[[Table], T]) -> T:
-        """Carry a request to the server, do it there, and carry the answer back, if all goes well."""
+        """Carry a request to the server, apply it, and carry the answer back, subject to the faults."""
         faults, rng = self.faults, self._rng
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         there = self.leg()
@@ -159,7 +163,7 @@ class Network:
         def refuse(error: Exception) -> None:
             if not answer.done():
                 answer.set_exception(error)
-                answer.exception()  # It counts as seen, even if whoever asked is no more.
+                answer.exception()  # Retrieved, as the caller may be gone.
 
         if self.reaches(node) and not lost:
             self.later(there, arrive)
@@ -170,140 +174,124 @@ class Network:
             timer.cancel()
 
 
-class SimulatedBackend(Backend):
-    """One node's view of the server, through the network.
+class SimulatedDriver(Driver):
+    """One node's client of the server, through the network.
 
     Args:
-        network: What lies between.
-        node: Whose it is.
-        run_id: Which run.
-        max_writes: A small number makes formations go in batches.
+        network: The network.
+        node: The process of the node.
+        max_writes: The limit of writes per commit; with a small one, rounds form in batches.
     """
 
     name = "simulated"
     max_bytes = 1024 * 1024
 
-    def __init__(self, network: Network, node: str, run_id: str, max_writes: int = 1024) -> None:
-        super().__init__(run_id)
+    def __init__(self, network: Network, node: str, max_writes: int = 1024) -> None:
         self.network = network
         self.node = node
         self.max_writes = max_writes
-        self.heard_at = clock.now()
+        self.received_at: float = clock.now()
+        self._subscriptions: dict[SimulatedSubscription, None] = {}
 
-    async def _get(self, key: str) -> Entry | None:
+    def __repr__(self) -> str:
+        return f"<SimulatedDriver of {self.node}>"
+
+    async def get(self, key: str) -> Entry | None:
         return await self._call(lambda table: table.get(key))
 
-    async def _list(self, name: str) -> Listing:
+    async def list(self, name: str) -> Listing:
         return await self._call(lambda table: table.list(name))
 
-    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
+    async def commit(
+        self, writes: tuple[Write, ...], when: tuple[Condition, ...], deadline: Deadline | None = None
+    ) -> Commit:
         return await self._call(lambda table: table.commit(writes, when))
 
-    def _watch(self, names: tuple[str, ...], after: Token | None) -> Watch:
-        return _SimulatedWatch(self, names, after)
-
-    async def open_session(self, ttl: float) -> Session:
-        sent_at = clock.lease_now()
-        id = await self._call(lambda table: table.open_session(ttl, clock.now()))
-        return _SimulatedSession(id, ttl, sent_at, self)
-
-    async def _begin(
-        self,
-        ttl: float,
-        patience: Patience,
-        writes: tuple[Write, ...],
-        when: tuple[Condition, ...],
-        watch: Watch | None,
-    ) -> tuple[Session, Commit | None]:
+    async def open(self, opening: Opening, deadline: Deadline | None = None) -> Granted:
         sent_at = clock.lease_now()
 
         def begin(table: Table) -> tuple[str, Commit]:
-            id = table.open_session(ttl, clock.now())
-            return id, table.commit(owned(writes, id), when)
+            id = table.open_session(opening.ttl, clock.now())
+            return id, table.commit(owned(opening.writes, id), opening.when)
 
-        with answer_within(*patience):
-            id, commit = await self._call(begin)
-        return _SimulatedSession(id, ttl, sent_at, self), commit
+        id, commit = await self._call(begin)
+        return Granted(Session(self, id, opening.ttl, sent_at), commit)
+
+    async def keep_alive(self, session: str, deadline: Deadline | None = None) -> None:
+        if not await self._call(lambda table: table.keep_alive(session, clock.now())):
+            raise RendezvousSessionError(f"session {session} has ended")
 
     async def end_session(self, session: str) -> None:
         await self._call(lambda table: table.end_session(session))
 
+    def watch(self, names: tuple[str, ...], after: Token | None, sink: Sink) -> Subscription:
+        subscription = SimulatedSubscription(self, names, after, sink)
+        self._subscriptions[subscription] = None
+        self.network.watch(subscription)
+        return subscription
+
     async def aclose(self) -> None:
-        for watch in [watch for watch in self.network._watches if watch.backend is self]:
-            await watch.aclose()
+        for subscription in tuple(self._subscriptions):
+            subscription.fail(closed_error(self.name))
+
+    def forget(self, subscription: SimulatedSubscription) -> None:
+        """Forget a closed watch."""
+        self._subscriptions.pop(subscription, None)
+        self.network.unwatch(subscription)
 
     async def _call(self, operation: Callable[[Table], T]) -> T:
         result = await self.network.call(self.node, operation)
-        self.heard_at = clock.now()
+        self.received_at = clock.now()
         return result
 
 
-class _SimulatedSession(Session):
-    def __init__(self, id: str, ttl: float, sent_at: float, backend: SimulatedBackend) -> None:
-        super().__init__(id, ttl, sent_at)
-        self._backend = backend
+class SimulatedSubscription:
+    """A watch through the network: at most one listing is in flight; later changes go with the next one."""
 
-    async def _refresh(self) -> None:
-        if not await self._backend._call(lambda table: table.keep_alive(self.id, clock.now())):
-            self.lost.set()
-            raise RendezvousSessionError(f"session {self.id} has ended")
-
-    async def aclose(self) -> None:
-        await self._backend.end_session(self.id)
-
-
-class _SimulatedWatch(Watch):
-    """At most one listing is under way to the node; what changes meanwhile goes with the next one."""
-
-    def __init__(self, backend: SimulatedBackend, names: tuple[str, ...], after: Token | None) -> None:
-        super().__init__(after)
-        self.backend = backend
+    def __init__(self, driver: SimulatedDriver, names: tuple[str, ...], after: Token | None, sink: Sink) -> None:
+        self.driver = driver
         self._names = names
+        self._position = after
+        self._sink = sink
         self._under_way = False
-        self._inbox: Listing | None = None
-        self._delivered = anyio.Event()
         self._ended = False
-        backend.network.server.fanout.add(names, self.pump)
-        backend.network._watches[self] = None
+        self._context = copy_context()  # The node's, which may be frozen when a listing arrives.
+        driver.network.server.fanout.add(names, self.pump)
 
     @property
     def current_at(self) -> float:
-        return self.backend.heard_at
+        return self.driver.received_at
 
     def pump(self) -> None:
-        """Send what has changed, if anything has, nothing is under way and the node can be reached."""
-        network = self.backend.network
-        if self._under_way or self._inbox is not None or self._ended or not network.reaches(self.backend.node):
+        """Send the changes, if there are any, nothing is in flight and the node can be reached."""
+        network = self.driver.network
+        if self._under_way or self._ended or not network.reaches(self.driver.node):
             return
         listing = network.server.table.changes(self._names, self._position)
         if listing is not None:
             self._under_way = True
-            network.later(network.leg(), lambda: self._deliver(listing))
+            network.later(network.leg(), lambda: self._arrive(listing))
 
-    def _deliver(self, listing: Listing) -> None:
+    def _arrive(self, listing: Listing) -> None:
+        if self.driver.network.reaches(self.driver.node):
+            asyncio.get_running_loop().call_soon(self._push, listing, context=self._context)
+        else:
+            self._under_way = False
+
+    def _push(self, listing: Listing) -> None:
         self._under_way = False
-        if self.backend.network.reaches(self.backend.node):
-            self._inbox = listing
-            self.backend.heard_at = clock.now()
-            self._delivered.set()
-
-    async def _next(self) -> Listing:
-        while not self._ended:
-            if self._inbox is not None:
-                listing, self._inbox = self._inbox, None
-                return listing
+        if not self._ended:
+            self.driver.received_at = clock.now()
+            self._position = listing.token
+            self._sink.take(listing)
             self.pump()
-            self._delivered = anyio.Event()
-            await self._delivered.wait()
-        raise StopAsyncIteration
 
-    def end(self) -> None:
-        """Send no more."""
+    def fail(self, error: Exception) -> None:
+        """End the watch with an error."""
+        self.close()
+        self._sink.fail(error)
+
+    def close(self) -> None:
         self._ended = True
-        network = self.backend.network
-        network.server.fanout.remove(self._names, self.pump)
-        network._watches.pop(self, None)
-
-    async def aclose(self) -> None:
-        self.end()
-        self._delivered.set()
+        self.driver.network.server.fanout.remove(self._names, self.pump)
+        self.driver.forget(self)

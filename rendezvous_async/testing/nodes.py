@@ -1,15 +1,15 @@
-"""A node of a simulated cluster: which process it is, what its program is given, and what it believes in."""
+"""A node of a simulated cluster: its process, its rendezvous, and the world that it holds."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
-from rendezvous_async.clock import lease_now
-from rendezvous_async.events import Event, EventKind
-from rendezvous_async.handler import Rendezvous
+from rendezvous_async.aio.clock import lease_now
+from rendezvous_async.node.events import Event, EventKind
+from rendezvous_async.node.rendezvous import Rendezvous
+from rendezvous_async.node.world import World
 from rendezvous_async.testing.history import Believed, CloseCalled, History, Left, Released
-from rendezvous_async.world import World
 
 __all__ = ["SimulatedNode", "now"]
 
@@ -18,11 +18,12 @@ class SimulatedNode:
     """One process of the cluster, as the simulator sees it.
 
     Attributes:
-        name: Its node id; a restarted node has the same.
-        rendezvous: What its program was given; None before it is started.
-        holds: The world that it believes in.
+        name: Its node id, kept across restarts.
+        rendezvous: The rendezvous of its program; None before the first start.
+        holds: The world that it holds.
         live: Whether its program runs.
-        paused: Whether it is frozen.
+        paused: Whether it is frozen or suspended.
+        generation: Counts its processes.
     """
 
     def __init__(self, name: str, history: History) -> None:
@@ -41,7 +42,7 @@ class SimulatedNode:
 
     @property
     def process(self) -> str:
-        """Names this process, unlike the one before a restart."""
+        """The name of this process; it differs after a restart."""
         return f"{self.name}#{self.generation}"
 
     def believe(self, world: World) -> None:
@@ -56,16 +57,16 @@ class SimulatedNode:
             self.holds = None
 
     def listener(self) -> Callable[[Event], None]:
-        """Return what turns the events of this process into records; once the process is gone, it ignores them."""
+        """Return a callback that records the events of this process, and ignores them once it is gone."""
         process = self.process
 
-        def hear(event: Event) -> None:
+        def listen(event: Event) -> None:
             if self.process == process and self.live:
-                self._hear(event)
+                self._record(event)
 
-        return hear
+        return listen
 
-    def _hear(self, event: Event) -> None:
+    def _record(self, event: Event) -> None:
         match event.kind:
             case EventKind.JOINED:
                 assert self.rendezvous is not None
@@ -84,5 +85,5 @@ class SimulatedNode:
 
 
 def now() -> float:
-    """Return the time of the running process's machine, as records have it; it goes on while a node is suspended."""
+    """Return the time for a record; this clock does not stop while a node is suspended."""
     return round(lease_now(), 9)

@@ -1,17 +1,17 @@
-"""A TCP proxy that misbehaves on command: it delays, stalls, half-closes, cuts and refuses connections.
+"""A TCP proxy for fault injection: it delays, stalls, half-closes, cuts and refuses connections.
 
-Put it between a client and a server, of ours or of anything else that speaks TCP::
+Put it between any client and server that use TCP::
 
     async with Proxy("127.0.0.1", server_port) as proxy:
         async with rdzv.open_backend(f"tcp://127.0.0.1:{proxy.port}?is_host=false", run_id="job") as backend:
             proxy.delay = 0.05          # each way, from now on
             proxy.cut()                 # reset every connection
             proxy.stall()               # nothing passes, nothing is closed
-            proxy.go_on()
-            proxy.lose_next("to_client")    # the next answer is lost, and its connection cut
+            proxy.resume()
+            proxy.lose_next("to_client")    # drop the next answer and cut its connection
 
-Bytes are never changed, reordered or dropped without their connection being cut: the faults are those of a network
-under TCP, not of TCP. All methods act at once and may be called from any callback of the event loop.
+Bytes are never changed or reordered, and only dropped along with their connection: the faults are those of a network
+under TCP, not of TCP itself. All methods take effect at once and may be called from any callback of the event loop.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ _MOST_QUEUED = 1024 * 1024
 
 
 class Proxy:
-    """Listens on a free port and passes everything on to one server.
+    """Listens on a free port and forwards everything to one server.
 
     Args:
-        host: Of the server.
-        port: Of the server.
-        listen: The address to listen on; by default only processes of this machine can reach it.
+        host: The server's host.
+        port: The server's port.
+        listen: The address to listen on; by default loopback.
 
     Attributes:
-        delay: Seconds that bytes take each way.
+        delay: The delay in seconds, each way.
         refusing: Whether new connections are reset at once.
-        accepted: How many connections there have been.
-        listen_in: Called with the direction and the bytes of everything that comes by.
+        accepted: The number of connections so far.
+        listen_in: Called with the direction and the bytes of all traffic.
     """
 
     def __init__(self, host: str, port: int, listen: str = "127.0.0.1") -> None:
-        self.delay = 0.0
+        self.delay: float = 0.0
         self.refusing = False
-        self.accepted = 0
+        self.accepted: int = 0
         self.listen_in: Callable[[Direction, bytes], None] | None = None
         self._server = host, port
         self._address = listen
@@ -68,7 +68,7 @@ class Proxy:
         self._listener.setblocking(False)
         self._listener.bind((self._address, 0))
         self._listener.listen(1024)
-        # The proxy's one owner task: it accepts. Referenced here, awaited at the end.
+        # The owner task accepts connections; __aexit__ awaits it.
         self._task = asyncio.create_task(self._accept(), name=repr(self))  # noqa: TID251
         return self
 
@@ -78,33 +78,33 @@ class Proxy:
         with anyio.CancelScope(shield=True):
             await asyncio.wait((self._task,))
             self.cut()
-            while self._pairs:  # their transports close in the next turns of the loop
+            while self._pairs:  # Their transports close in the next turns of the loop.
                 await anyio.lowlevel.checkpoint()
         self._listener.close()
 
     @property
     def port(self) -> int:
-        """Where clients connect."""
+        """The port for clients."""
         return int(self._listener.getsockname()[1])
 
     @property
     def connections(self) -> int:
-        """How many are open now."""
+        """The number of open connections."""
         return len(self._pairs)
 
     def cut(self) -> None:
-        """Reset every connection; what was on its way is lost."""
+        """Reset every connection; data in flight is lost."""
         for pair in tuple(self._pairs):
             pair.cut()
 
     def stall(self) -> None:
-        """Let nothing pass, in either direction, on old and new connections, until ``go_on``."""
+        """Hold all data, in both directions, on old and new connections, until ``resume``."""
         self._stalled = True
         for pair in self._pairs:
             pair.update()
 
-    def go_on(self) -> None:
-        """End a stall; what has come meanwhile passes now."""
+    def resume(self) -> None:
+        """End a stall and forward the held data."""
         self._stalled = False
         for pair in tuple(self._pairs):
             pair.update()
@@ -115,16 +115,16 @@ class Proxy:
             pair.flows[direction].end()
 
     def lose_next(self, direction: Direction) -> None:
-        """Lose the next bytes that go in this direction on any connection, and cut that one."""
+        """Drop the next bytes in this direction on any connection, and cut that connection."""
         self._losing.add(direction)
 
     async def disturb(self, rng: random.Random, pause: float = 0.2, stall: float = 0.3) -> None:
-        """Do one fault after the other, at random moments, until cancelled.
+        """Inject random faults at random times until cancelled.
 
         Args:
-            rng: Decides; the same seed gives the same faults.
-            pause: Seconds between faults, at most.
-            stall: Seconds of a stall, at most.
+            rng: The source of randomness; the same seed gives the same faults.
+            pause: The longest time between faults, in seconds.
+            stall: The longest stall, in seconds.
         """
         faults: list[Callable[[], None]] = [
             self.cut,
@@ -142,13 +142,13 @@ class Proxy:
                 elif kind == len(faults):
                     self.stall()
                     await anyio.sleep(rng.random() * stall)
-                    self.go_on()
+                    self.resume()
                 else:
                     self.delay = rng.random() * 0.02
         finally:
             self.delay = 0.0
             self._losing.clear()
-            self.go_on()
+            self.resume()
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -163,8 +163,8 @@ class Proxy:
             try:
                 await loop.sock_connect(far, self._server)
                 if far.getsockname() == far.getpeername():
-                    # Nobody listens there, and the system gave us that very port: we would talk to ourselves, and
-                    # the server could not come back.
+                    # The server is down and the system has picked its port for this socket, which is now connected
+                    # to itself and would keep the server from coming back.
                     raise ConnectionRefusedError
             except OSError:
                 far.close()
@@ -182,7 +182,7 @@ class Proxy:
 
 
 class _Pair:
-    """Two connections that are one: client to proxy, and proxy to server."""
+    """The two connections of one client: client to proxy, and proxy to server."""
 
     def __init__(self, proxy: Proxy) -> None:
         self.proxy = proxy
@@ -204,7 +204,7 @@ class _Pair:
 
 
 class _Flow(asyncio.Protocol):
-    """One direction: reads from its own socket, writes to that of the other flow."""
+    """One direction: reads from its own socket, and writes to the socket of the other flow."""
 
     def __init__(self, pair: _Pair, direction: Direction, other: Direction) -> None:
         self.is_lost = False
@@ -224,7 +224,7 @@ class _Flow(asyncio.Protocol):
         return self._pair.flows[self._other_direction]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from it.
 
     def data_received(self, data: bytes) -> None:
         if self._pair.proxy.listen_in is not None:
@@ -262,12 +262,12 @@ class _Flow(asyncio.Protocol):
             self._transport.abort()
 
     def end(self) -> None:
-        """Pass an end of the stream on, and nothing after it."""
+        """Forward an end of stream, and nothing after it."""
         if not self._ended:
             self._put(None)
 
     def update(self) -> None:
-        """Pass on what is due, and read more if there is room."""
+        """Forward what is due, and read more if there is room."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -305,7 +305,7 @@ class _Flow(asyncio.Protocol):
             target.write(data)
             return
         self._ended = True
-        with contextlib.suppress(OSError):  # it may be gone, and the loop not know yet
+        with contextlib.suppress(OSError):  # The connection may be gone before the loop notices.
             target.write_eof()
         if self._other._ended:
             target.close()
@@ -314,7 +314,7 @@ class _Flow(asyncio.Protocol):
 
 
 def _reset(sock: socket.socket) -> None:
-    """Close a socket so that the peer sees a reset, not an end of the stream."""
+    """Close a socket with a reset instead of an end of stream."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     sock.close()
 

@@ -1,8 +1,8 @@
-"""Random scenarios: one seed makes a cluster, a network and a schedule of faults, runs them, and checks everything.
+"""Random scenarios: one seed determines a cluster, a network and a schedule of faults.
 
-A scenario has two parts. In the first, things break: nodes crash, freeze, leave, are cut off and come back, the server
-forgets everything, somebody may close the run. In the second nothing breaks any more, and within a bounded time a round
-must form (liveness). Then every guarantee is checked against the history (safety).
+A scenario has two phases. In the first, faults are injected: nodes crash, freeze, leave, are partitioned and return,
+the server loses its data, a node may close the run. In the second there are no more faults, and a round must form
+within a bounded time (liveness). Then every guarantee is checked against the history (safety).
 """
 
 from __future__ import annotations
@@ -15,43 +15,34 @@ from contextlib import suppress
 import anyio
 import msgspec
 
-from rendezvous_async.core.rules import Change
-from rendezvous_async.errors import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousFencedError,
-    RendezvousGracefulExitError,
-    RendezvousTimeoutError,
-)
-from rendezvous_async.handler import Rendezvous
+from rendezvous_async.errors import RendezvousConnectionError
 from rendezvous_async.settings import Timeouts
 from rendezvous_async.testing.checks import check
-from rendezvous_async.testing.clock import run
 from rendezvous_async.testing.cluster import Cluster, NotSettledError
 from rendezvous_async.testing.history import Fault, Formed, History
+from rendezvous_async.testing.loop.clock import run
 from rendezvous_async.testing.network import Faults
-from rendezvous_async.world import World
+from rendezvous_async.testing.programs import worker
 
 __all__ = ["Report", "Scenario", "close_by_one", "come_to_rest", "disturb", "mend", "scenario_of", "simulate"]
 
 QUIET = Faults()
-WRITE_EVERY = 1.0
 SPIN_LIMIT = 50_000
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """What a seed stands for.
+    """The parameters of a simulation, derived from a seed.
 
     Attributes:
-        seed: Of everything.
-        nodes: How many.
-        min_nodes: The least that a round needs.
-        max_nodes: The most that a round takes.
+        seed: The seed of everything.
+        nodes: The number of nodes.
+        min_nodes: The minimum size of a round.
+        max_nodes: The maximum size of a round.
         ranks: The rank policy.
-        max_writes: How much one commit takes; small numbers make rounds form in batches.
-        faults: How bad the network is in the first part.
-        actions: How many things are done to the cluster in the first part.
-        closes: Whether the run is closed at the end of the first part.
+        max_writes: The limit of writes per commit; with a small one, rounds form in batches.
+        faults: The faults of the network in the first phase.
+        actions: The number of faults and starts injected in the first phase.
+        closes: Whether the run is closed at the end of the first phase.
     """
 
     seed: int
@@ -66,7 +57,7 @@ class Scenario(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """How a scenario went: the rounds that formed, the faults that were put in, and a digest of the history."""
+    """The outcome of a scenario: the rounds that formed, the injected faults, and a digest of the history."""
 
     scenario: Scenario
     rounds: int
@@ -76,7 +67,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def scenario_of(seed: int, nodes: int | None = None, actions: int | None = None) -> Scenario:
-    """Return the scenario that a seed stands for; the number of nodes and of faults can be given."""
+    """Return the scenario of a seed; the numbers of nodes and of faults can be overridden."""
     for name, given, least in (("nodes", nodes, 1), ("actions", actions, 0)):
         if given is not None and (type(given) is not int or given < least):
             raise ValueError(f"{name} must be a count of at least {least}, not {given!r}")
@@ -107,16 +98,16 @@ def simulate(scenario: Scenario, watch: Callable[[History], None] = check) -> Re
 
     Args:
         scenario: What to run.
-        watch: Is given the history at the end; raises if it does not like it.
+        watch: Checks the history at the end.
 
     Raises:
         BrokenGuaranteeError: A guarantee does not hold.
-        NotSettledError: Faults have stopped, and no round forms.
-        VirtualTimeError: Something hangs or spins.
-        Exception: Whatever a node failed with.
+        NotSettledError: No round forms, though there are no more faults.
+        VirtualTimeError: The program hangs or spins.
+        Exception: A node failed with it.
     """
     history, unsettled = run(_play, scenario, seed=scenario.seed, spin_limit=SPIN_LIMIT)
-    watch(history)  # A breach of safety says more than that nothing happens any more, so it comes first.
+    watch(history)  # A safety violation says more than a lack of progress, so it comes first.
     if unsettled is not None:
         raise unsettled
     return Report(
@@ -155,10 +146,10 @@ async def _play(scenario: Scenario) -> tuple[History, NotSettledError | None]:
 
 
 async def come_to_rest(cluster: Cluster) -> None:
-    """Let nothing break any more, start every node, and wait until all is quiet.
+    """End all faults, start every node, and wait until the cluster settles.
 
     Raises:
-        NotSettledError: It does not become quiet in time.
+        NotSettledError: It does not settle in time.
     """
     cluster.network.faults = QUIET
     mend(cluster)
@@ -166,7 +157,7 @@ async def come_to_rest(cluster: Cluster) -> None:
 
 
 def mend(cluster: Cluster) -> None:
-    """Let every node run and reach the server."""
+    """Heal the network, and resume or start every node."""
     cluster.heal()
     for index in range(len(cluster.nodes)):
         cluster.resume(index)
@@ -174,7 +165,7 @@ def mend(cluster: Cluster) -> None:
 
 
 def disturb(cluster: Cluster, rng: random.Random) -> None:
-    """Do something to the cluster; what makes no sense right now does nothing."""
+    """Inject one random fault; one that does not apply has no effect."""
     index = rng.randrange(len(cluster.nodes))
     side = {other for other in range(len(cluster.nodes)) if rng.random() < 0.5}
     actions: list[tuple[int, Callable[[], None]]] = [
@@ -193,34 +184,8 @@ def disturb(cluster: Cluster, rng: random.Random) -> None:
 
 
 async def close_by_one(cluster: Cluster, rng: random.Random) -> None:
-    """Let a node that can close the run, if there is one."""
+    """Close the run from a random node that runs, if there is one."""
     able = [index for index, node in enumerate(cluster.nodes) if node.live and not node.paused]
     if able:
-        with suppress(RendezvousConnectionError):  # It may have happened or not; the history knows.
+        with suppress(RendezvousConnectionError):  # It may or may not have happened; the history knows.
             await cluster.close(rng.choice(able), "end of the scenario")
-
-
-async def worker(rendezvous: Rendezvous) -> None:
-    """Do as an elastic job does: hold a world, write to its store all the time, and join again when it changes."""
-    while True:
-        try:
-            world = await rendezvous.join()
-        except (RendezvousClosedError, RendezvousGracefulExitError):
-            return
-        except RendezvousTimeoutError:
-            continue
-        async with world.until_changed() as block:
-            await _write(world)
-        if block.change is Change.CLOSED:
-            return
-
-
-async def _write(world: World) -> None:
-    while True:
-        try:
-            await world.store.set(f"progress of {world.rank}", "some")
-        except RendezvousConnectionError:
-            pass
-        except RendezvousFencedError:
-            await world.changed()
-        await anyio.sleep(WRITE_EVERY)

@@ -1,16 +1,16 @@
-"""Turns what a backend committed into records of a history: arrivals, losses, heads, rounds, writes to a round's store.
+"""Turns the commits of a backend into records of a history: arrivals, losses, heads, rounds, writes to stores.
 
-It is fed the changes of one run, commit by commit, and keeps what stands; it knows the run's keys and records and
-nothing of who wrote them. The simulator feeds it from its server, the fault campaign from the log on the disk, or from
-etcd's own history.
+It is fed the changes of one run, commit by commit, and keeps the current entries. It knows the run's keys and records,
+not their writers. The simulator feeds it from its server, the fault campaign from the log on disk or from etcd's
+history.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rendezvous_async.admin import read_head
 from rendezvous_async.backends.base import Entry, Token
-from rendezvous_async.control import read_head
 from rendezvous_async.core.codec import decode
 from rendezvous_async.core.state import NODES, SEATS, STATE, Head, Node, Seat, node_of
 from rendezvous_async.testing.history import Arrived, Formed, HeadWritten, History, StoreWritten, Vanished
@@ -19,10 +19,10 @@ __all__ = ["Witness"]
 
 
 class Witness:
-    """Writes down what each commit did.
+    """Records what each commit did.
 
     Attributes:
-        entries: What stands, by key.
+        entries: The current entries, by key.
     """
 
     def __init__(self, history: History) -> None:
@@ -39,11 +39,11 @@ class Witness:
 
     @property
     def roster(self) -> list[str]:
-        """Who has a record, in the order of their names."""
+        """The nodes that have a record, sorted."""
         return sorted(node_of(key) for key in self.entries if key.startswith(NODES))
 
     def forget(self) -> None:
-        """The backend has lost everything: what stands from now on is what it says next."""
+        """Drop all entries: the backend has lost its data."""
         self.entries.clear()
 
     def seats(self, head: Head) -> list[tuple[str, str, int]]:
@@ -56,7 +56,7 @@ class Witness:
         return sorted((node, seat.arrival, seat.rank) for node, seat in found if seat.attempt == head.attempt)
 
     def take(self, now: float, changes: Iterable[Entry]) -> None:
-        """Take what one commit changed: keys of the run, with value None for those that are gone."""
+        """Take the changes of one commit; value None is a deletion."""
         changes = list(changes)
         for entry in changes:
             if entry.value is None:

@@ -73,9 +73,9 @@ class Client:
 
     async def _commit(self, put: Put, *when: Condition) -> Commit | None:
         """Commit; None if nobody knows what came of it. Now and then a caller gives up by itself."""
-        patience = 0.02 if self._rng.random() < 0.05 else math.inf
+        deadline = 0.02 if self._rng.random() < 0.05 else math.inf
         try:
-            with anyio.move_on_after(patience):
+            with anyio.move_on_after(deadline):
                 return await self._backend.commit(put, when=when)
         except RendezvousConnectionError:
             pass

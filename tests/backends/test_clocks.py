@@ -16,11 +16,11 @@ import anyio
 import msgspec
 import pytest
 
-from rendezvous_async.testing.campaign import node, server
-from rendezvous_async.testing.campaign.processes import Child
-from rendezvous_async.testing.campaign.records import Heard, Line, Up
 from rendezvous_async.testing.etcd import etcd_program, start_etcd
 from rendezvous_async.testing.history import Believed, Released
+from tests.proof.campaign import node, server
+from tests.proof.campaign.processes import Child
+from tests.proof.campaign.records import Heard, Line, Up
 
 SKEWED = str(Path(__file__).parents[1] / "skewed_clock.py")
 CLOCKS = {"true": (0, 1.0), "ahead": (3600, 1.0), "fast": (0, 1.2)}
@@ -46,7 +46,7 @@ async def backend_of(kind: str, folder: Path) -> AsyncIterator[str]:
         port = int(sock.getsockname()[1])
     child = Child("server", folder)
     options = msgspec.json.encode(server.Options(port, str(folder / "data"), str(child.notebook))).decode()
-    await child.start(SKEWED, "0", "1.2", "rendezvous_async.testing.campaign.server", options)
+    await child.start(SKEWED, "0", "1.2", "tests.proof.campaign.server", options)
     try:
         await until(lambda: any(isinstance(line, Up) for line in child.read()))
         yield f"tcp://127.0.0.1:{port}?is_host=false"
@@ -74,7 +74,7 @@ class Node:
             endpoint, "clocks", self.name, "2:3", INTERVAL, ATTEMPTS, self.name, str(self.child.notebook), calm=True
         )
         offset, rate = CLOCKS[self.name]
-        module = "rendezvous_async.testing.campaign.node"
+        module = "tests.proof.campaign.node"
         await self.child.start(SKEWED, str(offset), str(rate), module, msgspec.json.encode(options).decode())
 
     def look(self) -> tuple[int, int] | None:

@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from rendezvous_async.backends import Backend, open_backend
-from rendezvous_async.testing.clock import run
 from rendezvous_async.testing.conformance import BACKEND_CHECKS, Check, check_backend
+from rendezvous_async.testing.loop.clock import run
 
 
 def make(run_id: str) -> AbstractAsyncContextManager[Backend]:

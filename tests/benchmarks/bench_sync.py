@@ -17,7 +17,7 @@ from threading import Event
 
 from anyio.from_thread import start_blocking_portal
 
-from rendezvous_async.sync import RendezvousHandler
+from rendezvous_async.sync import DynamicRendezvousHandler
 from rendezvous_async.testing.proxy import Proxy
 from tests.benchmarks.figures import summary
 from tests.blocking import join_all, make_handler, serve_apart
@@ -81,7 +81,7 @@ def main() -> None:
         names = itertools.count()
 
         def cycle() -> None:
-            handler: RendezvousHandler = make_handler(endpoint, (1, 1), run_id=f"cycle-{next(names)}")
+            handler: DynamicRendezvousHandler = make_handler(endpoint, (1, 1), run_id=f"cycle-{next(names)}")
             handler.next_rendezvous()
             handler.shutdown()
 

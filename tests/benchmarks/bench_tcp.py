@@ -22,10 +22,9 @@ from typing import Any
 
 import anyio
 
-from rendezvous_async.backends.base import Put, Session
-from rendezvous_async.backends.tcp import TcpBackend, restrict
-from rendezvous_async.backends.tcp.options import open_tcp
-from rendezvous_async.settings import parse_endpoint
+from rendezvous_async.backends import start_backend
+from rendezvous_async.backends.base import Backend, Put, Session
+from rendezvous_async.backends.tcp import restrict
 from tests.backends.tcp.support import ServerProcess
 from tests.benchmarks.figures import summary
 from tests.benchmarks.fleet import Process, server
@@ -37,8 +36,8 @@ def report(what: str, **figures: Any) -> None:
     print(json.dumps({"benchmark": "tcp", "what": what, **figures}), flush=True)
 
 
-async def connect(endpoint: str, **options: Any) -> TcpBackend:
-    return await open_tcp(parse_endpoint(endpoint), "bench", is_host=False, **options)
+async def connect(endpoint: str, **options: Any) -> Backend:
+    return await start_backend(endpoint, "bench", is_host=False, **options)
 
 
 async def drive(asks: list[Callable[[], Awaitable[Any]]], seconds: float) -> tuple[float, list[float]]:
@@ -119,7 +118,7 @@ async def bench_durable(quick: bool) -> None:
         with tempfile.TemporaryDirectory() as directory:
             async with server("server") as memory, server("server", directory) as disk:
                 cases: dict[str, tuple[Process, list[Ask]]] = {}
-                backends: list[TcpBackend] = []
+                backends: list[Backend] = []
                 for what, (process, endpoint) in (("commit in memory", memory), ("commit on disk", disk)):
                     users = [await connect(endpoint) for _ in range(connections)]
                     asks: list[Ask] = [partial(user.commit, Put(f"own/{n}", b"x" * 32)) for n, user in enumerate(users)]
@@ -130,10 +129,10 @@ async def bench_durable(quick: bool) -> None:
                     await backend.aclose()
 
 
-async def connect_many(endpoint: str, count: int) -> list[TcpBackend]:
+async def connect_many(endpoint: str, count: int) -> list[Backend]:
     """Open so many clients, some at a time."""
     limiter = anyio.Semaphore(256)
-    backends: list[TcpBackend] = []
+    backends: list[Backend] = []
 
     async def one() -> None:
         async with limiter:
@@ -145,7 +144,7 @@ async def connect_many(endpoint: str, count: int) -> list[TcpBackend]:
     return backends
 
 
-async def close_all(backends: list[TcpBackend]) -> None:
+async def close_all(backends: list[Backend]) -> None:
     async with anyio.create_task_group() as group:
         for backend in backends:
             group.start_soon(backend.aclose)

@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 
-from rendezvous_async.testing.clock import run
+from rendezvous_async.testing.loop.clock import run
 
 TASKS, STEPS, REPEATS = 100, 2000, 5
 

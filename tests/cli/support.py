@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import socket
@@ -133,6 +134,13 @@ async def command(
             group.cancel_scope.cancel()
 
 
+async def endpoints(server: Command) -> list[str]:
+    """Wait for the ready line, and return what it names."""
+    word, *where = (await server.line("ready ")).split()
+    assert word == "ready"
+    return where
+
+
 def free_port() -> int:
     """A port that nobody uses now."""
     with socket.socket() as sock:
@@ -184,6 +192,11 @@ class Typist:
                 piece = b""
             assert piece, f"it ended without {text!r}: {self.shown}"
             self.shown += piece.decode()
+
+    @property
+    def text(self) -> str:
+        """What was shown, without what moves the cursor and changes colours."""
+        return re.sub(r"\x1b\[\??[0-9;]*[A-Za-z]", "", self.shown)
 
     def type(self, keys: bytes) -> None:
         """Type keys; ``b"\\x03"`` is Ctrl+C, which the terminal turns into a signal for all its processes."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import shutil
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
+from rich.console import Console, Group, RenderableType
 
 import rendezvous_async
 from rendezvous_async.cli import COMMANDS
-from rendezvous_async.cli.terminal import Screen, Terminal, clean, table
+from rendezvous_async.cli.terminal import Terminal, clean, lines, table
 from rendezvous_async.cli.watch import picture
 from rendezvous_async.core.diagnosis import Present, Role, Status
 from rendezvous_async.settings import Settings
@@ -37,14 +41,16 @@ def test_help_imports_nothing_heavy() -> None:
     code = "import sys; from rendezvous_async.cli import main; main(['--help']); print(sorted(sys.modules))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     modules = output.splitlines()[-1]
-    for heavy in ("asyncio", "anyio", "msgspec", "ssl"):
+    for heavy in ("asyncio", "anyio", "msgspec", "ssl", "rich", "shtab", "h11"):
         assert f"'{heavy}'" not in modules
 
 
 def test_every_public_name_is_found_when_it_is_used() -> None:
     for name in rendezvous_async.__all__:
-        assert getattr(rendezvous_async, name).__name__ == name
-    assert set(rendezvous_async._HOME_OF) == set(rendezvous_async.__all__)
+        value = getattr(rendezvous_async, name)
+        assert getattr(value, "__name__", name) == name  # A union of types has none.
+        homes = [import_module(f"rendezvous_async.{home}") for home in rendezvous_async._HOMES]
+        assert value in [getattr(home, name) for home in homes if name in home.__all__]
     with pytest.raises(AttributeError, match="nonsense"):
         rendezvous_async.nonsense  # noqa: B018
 
@@ -62,17 +68,53 @@ def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "rdzv COMMAND" in result.err
 
 
-def test_completion_knows_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
-    script = rdzv(capsys, "completion", "bash").out
-    assert "demo" in script
-    completed = subprocess.run(
-        ["bash", "-c", f"{script}\nCOMP_WORDS=(rdzv demo --t); COMP_CWORD=2; _rdzv; echo ${{COMPREPLY[@]}}"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert completed.stdout.strip() == "--timeout"
-    assert rdzv(capsys, "completion", "zsh").out.startswith("autoload")
+def script_for(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    result = rdzv(capsys, "completion", shell)
+    assert result.code == 0
+    return result.out
+
+
+def ask(shell: str, script: str, question: str) -> list[str]:
+    """Run a question after a completion script, as on a start of the shell; returns the words of the answer."""
+    line = [shell, "-c", f"{script}\n{question}"]
+    return subprocess.run(line, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shell_can_read_its_completion_script(
+    shell: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "script"
+    script.write_text(script_for(shell, capsys))
+    read = subprocess.run([shell, "-n", str(script)], capture_output=True, text=True, check=False, timeout=60)
+    assert (read.returncode, read.stderr) == (0, "")
+
+
+def test_bash_completes_commands_options_and_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    script = script_for("bash", capsys)
+
+    def completed(*words: str) -> list[str]:
+        line = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _shtab_rdzv; echo ${{COMPREPLY[@]}}"
+        return ask("bash", script, line)
+
+    assert completed("rdzv", "sta") == ["status"]
+    assert completed("rdzv", "demo", "--t") == ["--timeout"]
+    assert completed("rdzv", "launch", "--nproc") == ["--nproc-per-node"]
+    assert completed("rdzv", "completion", "z") == ["zsh"]
+
+
+def test_fish_completes_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+    script = script_for("fish", capsys)
+    assert ask("fish", script, "complete -C 'rdzv sta'")[0] == "status"
+    assert ask("fish", script, "complete -C 'rdzv demo --t'")[0] == "--timeout"
+
+
+def test_zsh_registers_its_completion(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "script").write_text(script_for("zsh", capsys))
+    start = f'autoload -U compinit; compinit -D -u; eval "$(cat {tmp_path / "script"})"; echo $_comps[rdzv]'
+    assert ask("zsh", "", start) == ["_shtab_rdzv"]
 
 
 class FakeTerminal(io.StringIO):
@@ -80,13 +122,21 @@ class FakeTerminal(io.StringIO):
         return True
 
 
+def painted(out: io.StringIO) -> str:
+    Terminal(out=out).print(("x", "red"), " [red]y[/red] \x1b[31m")
+    return out.getvalue()
+
+
 def test_colours_need_a_terminal_and_no_wish_against_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert Terminal(out=FakeTerminal()).paint("x", "red") == "\x1b[31mx\x1b[0m"
-    assert Terminal(out=io.StringIO()).paint("x", "red") == "x"
+    plain = "x [red]y[/red] \\u001b[31m\n"
+    assert painted(FakeTerminal()) == "\x1b[31mx\x1b[0m" + plain[1:]
+    assert painted(io.StringIO()) == plain
     monkeypatch.setenv("NO_COLOR", "1")
-    assert Terminal(out=FakeTerminal()).paint("x", "red") == "x"
+    assert painted(FakeTerminal()) == plain
+    monkeypatch.setenv("TERM", "dumb")
+    assert painted(FakeTerminal()) == plain
 
 
 def test_quiet_silences_progress_only() -> None:
@@ -97,25 +147,51 @@ def test_quiet_silences_progress_only() -> None:
     assert (out.getvalue(), err.getvalue()) == ("result\n", "")
 
 
+def drawn(picture: RenderableType, width: int = 80) -> str:
+    """Return a picture as a terminal of this width gets it."""
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    console.print(picture)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def shown(height: int, *nodes: str) -> str:
+    here = tuple(Present(node, Role.MEMBER, rank) for rank, node in enumerate(nodes))
+    status = Status(run_id="job", settings=Settings(1, 9), round=1, here=here, coordinator=nodes[0])
+    return drawn(picture(status, ["last news"], height))
+
+
 def test_what_others_wrote_cannot_steer_the_terminal() -> None:
-    node = Present("\x1b[2Jevil", Role.MEMBER, 0)
-    status = Status(run_id="job", settings=Settings(1, 1), round=1, here=(node,), coordinator=node.node)
-    assert "\x1b" not in "".join(picture(Terminal(out=io.StringIO()), status))
+    text = shown(24, "\x1b[2Jevil", "[bold]markup[/bold]")
+    assert "\x1b" not in text
+    assert "\\u001b[2Jevil" in text
+    assert "[bold]markup[/bold]" in text
     assert clean("\x1b[2Jnode\x07\u202e\nmore") == "\\u001b[2Jnode\\u0007\\u202e\nmore"
-    assert table(("A", "B"), [("\x1b\n", "b")])[1] == "\\u001b\\n  b"
+    assert "\\u001b\\n  b" in drawn(table(("A", "B"), [("\x1b\n", "b")]))
+
+
+def test_a_picture_fits_the_terminal_and_says_what_it_leaves_out() -> None:
+    nodes = [f"node-{number}" for number in range(100)]
+    text = shown(24, *nodes)
+    assert len(text.splitlines()) == 23  # One line is for the cursor.
+    assert "last news" in text
+    rows = sum(line.startswith("node-") for line in text.splitlines())
+    assert f"... and {100 - rows} more" in text
+    assert "... and" not in shown(24, *nodes[:rows])
+    assert "... and 1 more" in shown(24, *nodes[: rows + 1])
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("status tcp://head --runid job", "there is no option --runid; did you mean --run-id?"),
-        ("status tcp://head --runid=job", "there is no option --runid; did you mean --run-id?"),
+        ("status tcp://head --runid job", "unknown option --runid; did you mean --run-id?"),
+        ("status tcp://head --runid=job", "unknown option --runid; did you mean --run-id?"),
         ("launch tcp://head --nproc_per_node 2 -- true --x", "did you mean --nproc-per-node?"),
-        ("status tcp://head --run-id job -j", "there is no option -j"),
-        ("stats tcp://head", "there is no command 'stats'; did you mean status?"),
-        ("help", "there is no command 'help'; did you mean --help?"),
-        ("zzz", "there is no command 'zzz'; see rdzv --help"),
-        ("--versoin", "there is no option --versoin; did you mean --version?"),
+        ("status tcp://head --run-id job -j", "unknown option -j"),
+        ("stats tcp://head", "unknown command 'stats'; did you mean status?"),
+        ("help", "unknown command 'help'; did you mean --help?"),
+        ("zzz", "unknown command 'zzz'; see rdzv --help"),
+        ("--versoin", "unknown option --versoin; did you mean --version?"),
     ],
 )
 def test_what_is_mistyped_is_named(capsys: pytest.CaptureFixture[str], line: str, words: str) -> None:
@@ -126,14 +202,11 @@ def test_a_number_below_zero_is_not_an_option(capsys: pytest.CaptureFixture[str]
     assert_one_line(rdzv(capsys, "status", "tcp://head", "--run-id", "job", "--timeout", "-5"), 2, "'-5'")
 
 
-def test_wide_characters_keep_columns_and_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_characters_keep_columns_and_fit_the_terminal() -> None:
     rows = table(("NODE", "RANK"), [("\u4e2d\u6587\u4e2d", "0"), ("e\u0301", "1")])
-    assert rows == ["NODE    RANK", "\u4e2d\u6587\u4e2d  0", "e\u0301       1"]
-    monkeypatch.setenv("COLUMNS", "6")
-    monkeypatch.setenv("LINES", "1")
-    out = FakeTerminal()
-    Screen(Terminal(out=out)).draw(["first", "\u4e2d\u6587\u4e2d"])
-    assert out.getvalue() == "\r\u4e2d\u6587\x1b[K\n\x1b[J"
+    wanted = ["NODE    RANK", "\u4e2d\u6587\u4e2d  0", "e\u0301       1"]
+    assert [line.rstrip() for line in drawn(rows).splitlines()] == wanted
+    assert drawn(Group(lines(["first", "\u4e2d\u6587\u4e2d"])), 5) == "first\n\u4e2d\u6587\u2026\n"
 
 
 @pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&- >&- 2>&-"])

@@ -38,7 +38,7 @@ async def test_doctor_knows_wrong_secrets_and_tls(tmp_path: Path) -> None:
     async with serve("127.0.0.1", 0, tls_cert=certificates.cert) as server:
         async with command("doctor", server.endpoint, "--tls-ca", certificates.ca, merged=True) as doctor:
             assert await doctor.code() == 0
-        assert any("takes TLS" in line for line in doctor.lines)
+        assert any("accepts TLS" in line for line in doctor.lines)
 
 
 def test_doctor_says_what_cannot_be_reached(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,7 +48,7 @@ def test_doctor_says_what_cannot_be_reached(capsys: pytest.CaptureFixture[str]) 
     assert "refused" in result.out
     assert "refused" not in result.err, "it is told once"
     assert_one_line(rdzv(capsys, "doctor", "tcp://no.such.host.invalid"), 3, "name")
-    assert_one_line(rdzv(capsys, "doctor", "tcp://no.such.host.invalid", "--json"), 3, "looked up")
+    assert_one_line(rdzv(capsys, "doctor", "tcp://no.such.host.invalid", "--json"), 3, "cannot be resolved")
     assert_one_line(rdzv(capsys, "doctor", "nonsense"), 2, "nonsense")
     assert_one_line(rdzv(capsys, "doctor", "memory://here"), 2, "one process")
     assert_one_line(rdzv(capsys, "doctor", "file:///no/such/directory"), 3, "directory")
@@ -75,7 +75,7 @@ async def test_doctor_of_an_etcd_with_tls(tmp_path: Path) -> None:
 def test_an_error_has_a_line_of_its_own_below_a_progress_bar() -> None:
     with Typist("bench", f"tcp://127.0.0.1:{free_port()}", "--timeout", "0.3", "--nodes", "1", columns=60) as terminal:
         assert terminal.code() == 3
-    bar, error, *more = terminal.shown.strip().split("\n")
+    bar, error, *more = terminal.text.strip().split("\n")
     assert "opening 1 connection to" in bar
     assert error.startswith("rdzv: ")
     assert not more

@@ -52,14 +52,14 @@ async def test_a_run_from_its_first_node_to_its_last_key(place: str) -> None:
             await b.line("worker 1 2 1")
             status = json.loads(await rdzv("status", *where, "--json"))
             assert [(node["node"], node["rank"]) for node in status["here"]] == [("a", 0), ("b", 1)]
-            assert "node 'b' is out" in await rdzv("evict", *where, "b")
+            assert "evicted node 'b'" in await rdzv("evict", *where, "b")
             await a.line("worker 0 2 2")
             await b.line("worker 1 2 2")
             await rdzv("close", *where, "--reason", "enough")
             assert [await a.code(), await b.code(), await watch.code()] == [4, 4, 0]
     assert any("enough" in line for line in watch.lines[-2:])  # Who has gone by then is told in the same look.
-    assert "is removed" in await rdzv("close", *where, "--purge")
-    assert "nobody has joined" in await rdzv("status", *where, code=6)
+    assert "removed all keys" in await rdzv("close", *where, "--purge")
+    assert "no node has joined" in await rdzv("status", *where, code=6)
 
 
 async def test_doctor(place: str) -> None:
@@ -74,5 +74,5 @@ async def test_doctor(place: str) -> None:
 async def test_to_look_into_a_directory_leaves_it_as_it_is(name: str, tmp_path: Path) -> None:
     """It became a place for runs: mistyped, any directory got a log, a lock and more."""
     node = ("node",) if name == "evict" else ()
-    assert "nobody has joined a run 'job'" in await rdzv(name, f"file://{tmp_path}", "--run-id", "job", *node, code=6)
+    assert "no node has joined a run 'job'" in await rdzv(name, f"file://{tmp_path}", "--run-id", "job", *node, code=6)
     assert not os.listdir(tmp_path)

@@ -13,7 +13,10 @@ import anyio.to_thread
 import pytest
 
 import rendezvous_async as library
+from rendezvous_async.backends.base import Put
 from rendezvous_async.backends.tcp import TcpServer, serve
+from rendezvous_async.core.codec import encode
+from rendezvous_async.core.state import Head
 from tests.backends.tcp.support import eventually
 from tests.cli.support import Command, Result, assert_one_line, command, free_port, rdzv
 
@@ -98,7 +101,7 @@ async def test_watch_tells_that_the_server_is_gone_and_back(tmp_path: Path) -> N
         await watch.line(lambda line: endpoint in line and ("cannot reach" in line or "no connection" in line))
         second = await stack.enter_async_context(command(*serving))
         await second.line("ready ")
-        await watch.line("can be reached again")
+        await watch.line("is reachable again")
         await a.close("enough")
         assert await watch.code() == 0
 
@@ -109,7 +112,7 @@ async def test_watch_goes_on_when_the_server_has_forgotten_the_run() -> None:
         a, watch, _ = await watched_on_a_killed_server(stack, *serving)
         second = await stack.enter_async_context(command(*serving))
         await second.line("ready ")
-        before = watch.lines.index(await watch.line("the backend holds nothing of the run any more"))
+        before = watch.lines.index(await watch.line("the backend has lost the run's state"))
         await a.join()
         await watch.line("has formed with 1 member", after=before)
 
@@ -225,3 +228,22 @@ async def interrupted(running: Command) -> None:
     running.signal(2)
     assert await running.code() == 130
     assert running.lines[-1] == "rdzv: interrupted"
+
+
+async def test_a_run_of_a_newer_version_can_be_looked_at_and_not_closed(server: TcpServer, run: Rdzv) -> None:
+    head = Head(settings=library.Settings(2, 2), requires=("shape@0.2",))
+    server.table.commit([Put("rendezvous_async/job/state", encode(head))])
+    before = server.table.get("rendezvous_async/job/state")
+    result = await run("status", server.endpoint, "--run-id", "job")
+    assert result.code == 0
+    assert "upgrade rendezvous_async here" in result.out
+    assert "'shape' (0.2 or later)" in result.out
+    for more in ((), ("--purge",)):
+        result = await run("close", server.endpoint, "--run-id", "job", *more)
+        assert_one_line(result, 1, "'shape' (0.2 or later)", "Upgrade rendezvous_async")
+    assert server.table.get("rendezvous_async/job/state") == before
+    session = server.table.open_session(100, 0)
+    server.table.commit([Put("rendezvous_async/job/nodes/new", b"of a newer version", session)])
+    result = await run("evict", server.endpoint, "new", "--run-id", "job")
+    assert result.code == 0
+    assert server.table.get("rendezvous_async/job/nodes/new") is None

@@ -93,6 +93,7 @@ heads = st.builds(
     lost=counts,
     token=st.none() | st.tuples(texts, st.integers(0, 2**40)),
     closed=st.none() | st.builds(Closed, texts, texts),
+    requires=st.lists(st.text(min_size=1, max_size=10), max_size=3).map(tuple),
 )
 nodes = st.builds(
     Node,

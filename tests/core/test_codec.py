@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rendezvous_async.core.codec import FORMAT, MAX_RECORD, decode, encode
-from rendezvous_async.core.state import Head, Node, Post, Seat
-from rendezvous_async.errors import RendezvousStateError
+from rendezvous_async.core.state import Closed, Head, Node, Post, Seat
+from rendezvous_async.errors import RendezvousStateError, RendezvousVersionError
 from rendezvous_async.settings import Settings
 from tests.core.make import TWO_TO_FOUR, record, records
 
@@ -93,7 +93,7 @@ def test_a_record_of_another_kind_is_a_state_error(value: Record, kind: Any) -> 
 @pytest.mark.parametrize("version", [FORMAT + 1, 255])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_future_version_is_a_state_error_that_says_to_upgrade(kind: Any, version: int) -> None:
-    with pytest.raises(RendezvousStateError, match=rf"'x'.*newer.*format {version}.*reads {FORMAT}.*upgrade"):
+    with pytest.raises(RendezvousVersionError, match=rf"'x'.*newer.*format {version}.*reads {FORMAT}.*upgrade"):
         decode(kind, packed(kind, {}, version), "x")
 
 
@@ -119,21 +119,52 @@ def test_an_oversized_record_is_refused_before_it_is_written() -> None:
         encode(huge)
 
 
-@pytest.mark.parametrize(
-    ("kind", "fields"),
-    [
-        (Head, msgspec.to_builtins(HEAD) | {"extra": 1}),
-        (Head, head_fields(extra=1)),
-        (Head, msgspec.to_builtins(HEAD) | {"closed": {"reason": "", "by": "", "extra": 1}}),
-        (Node, {"arrival": "a", "fingerprint": "", "extra": 1}),
-        (Node, {"arrival": "a", "fingerprint": "", "last": {"round": 1, "rank": 0, "extra": 1}}),
-        (Seat, {"round": 1, "attempt": "", "arrival": "", "rank": 0, "extra": 1}),
-        (Post, {"node": "a", "extra": 1}),
-    ],
+def with_later_fields(value: Any, later: object) -> Any:
+    """Return a record's fields as a newer version would write them: with one more at every level."""
+    if not isinstance(value, msgspec.Struct):
+        return value
+    fields = {name: with_later_fields(getattr(value, name), later) for name in value.__struct_fields__}
+    return fields | {"later": later}
+
+
+LATER = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.binary(max_size=9) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
 )
-def test_an_unknown_field_is_a_state_error(kind: Any, fields: object) -> None:
-    with pytest.raises(RendezvousStateError, match="unknown field `extra`"):
-        decode(kind, packed(kind, fields))
+
+
+@given(records, LATER)
+def test_fields_that_are_not_known_are_passed_over_at_every_level(value: Record, later: object) -> None:
+    assert decode(kind_of(value), packed(kind_of(value), with_later_fields(value, later))) == value
+
+
+def test_every_level_of_a_head_may_have_later_fields() -> None:
+    """What the test above counts on: that it reaches the inner records."""
+    closed = msgspec.structs.replace(HEAD, closed=Closed("done", "a"))
+    fields = with_later_fields(closed, 1)
+    assert fields["later"] == fields["settings"]["later"] == fields["closed"]["later"] == 1
+    assert with_later_fields(record("a1", (1, 0)), 1)["last"]["later"] == 1
+
+
+@given(records, LATER)
+def test_a_rewrite_drops_a_field_that_is_not_known_and_keeps_the_others(value: Record, later: object) -> None:
+    """So a new field has a default that is right for an older version's rewrite; where none is, ``requires`` has it."""
+    kind = kind_of(value)
+    assert encode(decode(kind, packed(kind, with_later_fields(value, later)))) == encode(value)
+
+
+@given(records)
+def test_fields_with_a_default_may_be_absent(value: Record) -> None:
+    """An older version did not write them: each can be left out, and has its default then."""
+    fields = msgspec.to_builtins(value)
+    assert isinstance(fields, dict)
+    kind = kind_of(value)
+    for field in msgspec.structs.fields(value):
+        if not field.required:
+            found = decode(kind, packed(kind, {name: fields[name] for name in fields if name != field.name}))
+            default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+            assert found == msgspec.structs.replace(value, **{field.name: default})
 
 
 @pytest.mark.parametrize(
@@ -230,8 +261,9 @@ def test_a_record_may_be_as_large_as_the_limit_and_no_larger() -> None:
     ],
 )
 def test_what_is_wrong_is_told(data: bytes | None, complaint: str) -> None:
-    with pytest.raises(RendezvousStateError, match=complaint):
+    with pytest.raises(RendezvousStateError, match=complaint) as refused:
         decode(Node, data)
+    assert isinstance(refused.value, RendezvousVersionError) == ("newer" in complaint), "only an upgrade helps there"
 
 
 def test_the_limits_of_a_record_are_these() -> None:
@@ -250,11 +282,18 @@ def test_the_limits_of_a_record_are_these() -> None:
             decode(Seat, packed(Seat, fields | wrong))
 
 
-@pytest.mark.parametrize(
-    "value", [HEAD, record("a1"), Seat(round=1, attempt="", arrival="", rank=0), Post("a")], ids=kind_of
-)
-def test_a_field_that_is_not_known_is_refused(value: Record) -> None:
-    fields = msgspec.to_builtins(value)
-    assert isinstance(fields, dict)
+@pytest.mark.parametrize("requires", [["x"] * 33, ["x" * 65], [""], [1], "shape", None])
+def test_the_features_that_a_head_requires_are_bounded(requires: object) -> None:
+    assert decode(Head, packed(Head, head_fields() | {"requires": ["x" * 64] * 32})).requires == ("x" * 64,) * 32
     with pytest.raises(RendezvousStateError, match="is damaged"):
-        decode(kind_of(value), packed(kind_of(value), fields | {"later": 1}))
+        decode(Head, packed(Head, head_fields() | {"requires": requires}))
+
+
+@pytest.mark.parametrize(
+    "later", [b"\x91" * (MAX_RECORD - 200), b"\x81\xa1x" * 20_000, b"\xc1", b"\xdf\xff\xff\xff\xff"]
+)
+def test_a_field_that_is_not_known_may_not_be_just_anything(later: bytes) -> None:
+    """Passed over means read to its end: one that is nested too deep, or has no end, is damage."""
+    hostile = msgspec.msgpack.encode(head_fields() | {"later": msgspec.Raw(later)})
+    with pytest.raises(RendezvousStateError, match="is damaged"):
+        decode(Head, bytes((FORMAT,)) + b"H" + hostile)

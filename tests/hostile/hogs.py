@@ -23,7 +23,8 @@ import msgspec
 from rendezvous_async.backends.base import OWN, Condition, Delete, Put, Token, Write
 from rendezvous_async.backends.tcp import wire
 from rendezvous_async.backends.tcp.auth import Secret, new_nonce, prove
-from rendezvous_async.backends.tcp.limits import Limits
+from rendezvous_async.backends.tcp.server.limits import Limits
+from rendezvous_async.backends.tcp.versions import PROTOCOLS
 from rendezvous_async.settings import parse_endpoint
 from tests.backends.tcp.support import Process, RawClient
 
@@ -62,7 +63,7 @@ class Hog(RawClient):
             hog = cls(raw, endpoint, secret)
             parsed = Secret.parse(secret)
             name = f"hog-{os.getpid()}-{next(_clients)}"
-            hello = wire.frame(wire.Hello(wire.PROTOCOL, name, 1, 0, new_nonce(), parsed.scope))
+            hello = wire.frame(wire.Hello(PROTOCOLS, name, 1, 0, new_nonce(), parsed.scope))
             hog.writer.write(hello)
             challenge = await hog.read_body()
             hog.send(wire.Proof(prove(parsed.key, "client", hello[4:], challenge)))
@@ -94,7 +95,7 @@ class Hog(RawClient):
                 if await self.reader.readexactly(length) == end:
                     return
 
-    async def ask(self, *messages: wire.Message) -> None:
+    async def ask(self, *messages: wire.AnyMessage) -> None:
         """Send all of it at once, and wait for the answers."""
         self.send(*messages)
         await self.sync()
@@ -112,7 +113,7 @@ class Hog(RawClient):
         """Open a session; nothing else may be under way."""
         self.send(wire.OpenSession(self.id(), ttl))
         opened = await self.read()
-        assert isinstance(opened, wire.Opened), opened
+        assert isinstance(opened, wire.SessionOpened), opened
         return opened.session
 
 
@@ -261,7 +262,7 @@ async def flood(hog: Hog) -> None:
     """Many small requests in one write, of kinds that cost more than they look."""
     session = await hog.open_session()
     await hog.ask(*(wire.Ping(hog.id()) for _ in range(20_000)))
-    await hog.ask(*(wire.KeepAlive(hog.id(), session) for _ in range(20_000)))
+    await hog.ask(*(wire.Renew(hog.id(), session) for _ in range(20_000)))
     await hog.ask(*(wire.Resume(hog.id(), "none") for _ in range(20_000)))
     await hog.ask(*(hog.commit(Put(f"{RUN}t/{number}", b"x")) for number in range(10_000)))
     await hog.ask(*(hog.commit(Delete(f"{RUN}t/")) for _ in range(5000)))
@@ -270,7 +271,7 @@ async def flood(hog: Hog) -> None:
 async def flood_the_door(hog: Hog) -> None:
     """Many connections that greet, or talk nonsense, and go."""
     host, port = parse_endpoint(hog.endpoint).hosts[0]
-    hello = wire.frame(wire.Hello(wire.PROTOCOL, "door", 1, 0, new_nonce()))
+    hello = wire.frame(wire.Hello(PROTOCOLS, "door", 1, 0, new_nonce()))
     for said in (b"", hello, hello + wire.frame(wire.Proof(b"x" * 32)), b"\0\0\x0f\xff" + b"x" * 4095):
         writers = []
         for _ in range(200):

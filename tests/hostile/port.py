@@ -19,6 +19,7 @@ import msgspec
 from rendezvous_async.backends.base import Put
 from rendezvous_async.backends.tcp import wire
 from rendezvous_async.backends.tcp.auth import new_nonce
+from rendezvous_async.backends.tcp.versions import PROTOCOLS
 from rendezvous_async.errors import RendezvousError
 from tests.backends.tcp.support import Process, RawClient, connected
 from tests.hostile.callbacks import no_callback_fails
@@ -108,7 +109,7 @@ class Port:
                 known = self.secret is None and rng.random() < 0.8
                 if known:
                     name = f"bad-{self.peers % NAMES}"  # a server remembers names for some minutes, so let there be few
-                    peer.send(wire.Hello(wire.PROTOCOL, name, self.peers, 0, new_nonce()))
+                    peer.send(wire.Hello(PROTOCOLS, name, self.peers, 0, new_nonce()))
                 stream = bytearray()
                 for _ in range(rng.randrange(1, 12)):
                     if rng.random() < 0.1:
@@ -117,7 +118,7 @@ class Port:
                     corpus = requests if known else greetings
                     body = mangle(rng, corpus) if rng.random() < 0.8 else rng.choice(corpus)
                     stream += len(body).to_bytes(4, "big") + body
-                while stream:
+                while stream and not peer.writer.is_closing():  # uvloop raises where the server has cut it
                     piece = rng.randrange(1, len(stream) + 1)
                     peer.writer.write(bytes(stream[:piece]))
                     del stream[:piece]

@@ -17,7 +17,8 @@ INPUTS = 300
 NAMES = (
     "core.codec Head", "core.codec Node", "core.codec Seat", "core.codec Post", "tcp.wire stream", "tcp.wire greeting",
     "tcp.wire request", "tcp.wire answer", "tcp.auth secret", "log frame", "log records", "log file",
-    "file session names", "etcd keys and leases", "http request", "endpoint", "node count", "ids as segments of keys",
+    "file session names", "etcd keys and leases", "http request", "endpoint", "node count", "sizes",
+    "ids as segments of keys",
 )  # fmt: skip
 
 

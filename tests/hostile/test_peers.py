@@ -20,7 +20,8 @@ import rendezvous_async as rdzv
 from rendezvous_async.backends.base import Put
 from rendezvous_async.backends.tcp import Limits, restrict, serve, wire
 from rendezvous_async.backends.tcp.auth import Secret, new_nonce, prove
-from rendezvous_async.backends.tcp.server import CLAIM
+from rendezvous_async.backends.tcp.server.server import CLAIM
+from rendezvous_async.backends.tcp.versions import PROTOCOLS
 from rendezvous_async.core.state import node_key
 from rendezvous_async.errors import RendezvousConnectionError
 from tests.backends.tcp.support import RawClient, connected, eventually, through_proxy
@@ -42,7 +43,7 @@ async def refusal(peer: RawClient) -> wire.Refused:
 
 async def test_text_that_is_no_utf8_is_refused_with_a_reason() -> None:
     """It raised in the server's ``data_received``: a traceback in its log, and no word to the peer."""
-    hello = msgspec.msgpack.encode([0, 1, msgspec.Raw(b"\xa3\xff\xfe\xfd"), 1, 0, b"nonce"])
+    hello = msgspec.msgpack.encode([0, [1], msgspec.Raw(b"\xa3\xff\xfe\xfd"), 1, 0, b"nonce"])
     with no_callback_fails() as failures:
         async with serve(port=0) as server, RawClient.connect(server.endpoint) as peer:
             peer.writer.write(len(hello).to_bytes(4, "big") + hello)
@@ -50,23 +51,36 @@ async def test_text_that_is_no_utf8_is_refused_with_a_reason() -> None:
     assert failures == []
 
 
-@pytest.mark.parametrize("version", [0, -1, wire.PROTOCOL + 1])
-async def test_no_other_version_is_spoken_not_even_an_old_one(version: int) -> None:
+@pytest.mark.parametrize(
+    ("versions", "code"),
+    [
+        ([], wire.REFUSED_VERSION),
+        ([0], wire.REFUSED_VERSION),
+        ([PROTOCOLS[-1] + 1], wire.REFUSED_VERSION),
+        ([0, 255], wire.REFUSED_VERSION),
+        ([-1], wire.REFUSED_PROTOCOL),
+        ([256], wire.REFUSED_PROTOCOL),
+        (list(range(17)), wire.REFUSED_PROTOCOL),
+        (PROTOCOLS[-1], wire.REFUSED_PROTOCOL),
+    ],
+)
+async def test_no_other_version_is_spoken_not_even_an_old_one(versions: object, code: str) -> None:
+    hello = msgspec.msgpack.encode([0, versions, "client", 1, 0, new_nonce()])
     async with serve(port=0, secret="secret") as server, RawClient.connect(server.endpoint) as peer:
-        peer.send(wire.Hello(version, "client", 1, 0, new_nonce()))
-        assert (await refusal(peer)).code == wire.REFUSED_VERSION
+        peer.writer.write(len(hello).to_bytes(4, "big") + hello)
+        assert (await refusal(peer)).code == code
 
 
 async def test_a_client_does_not_follow_a_server_down_to_an_old_version() -> None:
-    async with fake_server(wire.Welcome(wire.PROTOCOL - 1, "epoch", 1)) as endpoint:
-        with pytest.raises(RendezvousConnectionError, match="the server speaks version 0"):
+    async with fake_server(wire.Welcome(PROTOCOLS[0] - 1, "epoch", 1)) as endpoint:
+        with pytest.raises(RendezvousConnectionError, match="picked version 0 of the protocol, not one of: 1"):
             async with connected(endpoint, connect_timeout=5.0):
                 pass
 
 
 async def test_a_server_that_skips_the_proof_is_not_believed() -> None:
     """A client that has a secret wants the server's proof, too: who took the server's address learns nothing."""
-    async with fake_server(wire.Welcome(wire.PROTOCOL, "epoch", 1)) as endpoint:
+    async with fake_server(wire.Welcome(PROTOCOLS[-1], "epoch", 1)) as endpoint:
         with pytest.raises(RendezvousConnectionError, match="does not know the secret"):
             async with connected(endpoint, secret="secret", connect_timeout=5.0):
                 pass
@@ -76,8 +90,8 @@ async def test_who_changes_the_greeting_on_its_way_breaks_the_proof() -> None:
     """A restricted secret cannot be widened by whoever stands between: the scope is part of what is proved."""
     limited = Secret.parse(restrict("master", "team-a-"))
     async with serve(port=0, secret="master") as server, RawClient.connect(server.endpoint) as peer:
-        said = wire.frame(wire.Hello(wire.PROTOCOL, "client", 1, 0, b"n" * 32, limited.scope))[4:]
-        peer.send(wire.Hello(wire.PROTOCOL, "client", 1, 0, b"n" * 32, ""))
+        said = wire.frame(wire.Hello(PROTOCOLS, "client", 1, 0, b"n" * 32, limited.scope))[4:]
+        peer.send(wire.Hello(PROTOCOLS, "client", 1, 0, b"n" * 32, ""))
         challenge = await peer.read_body()
         peer.send(wire.Proof(prove(limited.key, "client", said, challenge)))
         assert (await refusal(peer)).code == wire.REFUSED_SECRET
@@ -87,7 +101,7 @@ async def say_hello(endpoint: str, secret: str, client: str, connection: int, re
     """Greet with a secret and the claim to have seen this revision; return how that ended."""
     parsed = Secret.parse(secret)
     async with RawClient.connect(endpoint) as peer:
-        hello = wire.frame(wire.Hello(wire.PROTOCOL, client, connection, revision, new_nonce(), parsed.scope))
+        hello = wire.frame(wire.Hello(PROTOCOLS, client, connection, revision, new_nonce(), parsed.scope))
         peer.writer.write(hello)
         challenge = await peer.read_body()
         if isinstance(refused := wire.decode_answer(challenge), wire.Refused):
@@ -142,7 +156,7 @@ async def test_a_server_with_a_log_believes_no_claim(tmp_path: Path) -> None:
 
 async def test_a_greeting_that_trickles_in_is_cut_off_in_time() -> None:
     """Slow loris: each byte comes before anybody could call the peer silent, and the handshake has its end."""
-    hello = wire.frame(wire.Hello(wire.PROTOCOL, "client", 1, 0, b"n" * 2000))
+    hello = wire.frame(wire.Hello(PROTOCOLS, "client", 1, 0, b"n" * 2000))
     async with serve(port=0, limits=Limits(handshake=0.3)) as server, connected(server.endpoint) as other:
         async with RawClient.connect(server.endpoint) as peer:
             refused: list[wire.Refused] = []
@@ -203,7 +217,7 @@ async def test_a_member_with_a_restricted_secret_cannot_trick_its_way_into_anoth
         async with connected(server.endpoint, "team-b-1", secret="master") as victim:
             await victim.commit(Put("key", b"kept"))
             async with RawClient.connect(server.endpoint) as peer:
-                hello = wire.frame(wire.Hello(wire.PROTOCOL, "client", 1, 0, b"n" * 32, limited.scope))
+                hello = wire.frame(wire.Hello(PROTOCOLS, "client", 1, 0, b"n" * 32, limited.scope))
                 peer.writer.write(hello)
                 challenge = await peer.read_body()
                 peer.send(wire.Proof(prove(limited.key, "client", hello[4:], challenge)))
@@ -229,7 +243,7 @@ async def test_a_member_with_a_restricted_secret_cannot_trick_its_way_into_anoth
                 # This one starts as it may, and is a key of no run at all.
                 trick = "rendezvous_async/team-a-/../team-b-1/key"
                 peer.send(wire.Transact(200, 50, 49, (Put(trick, b"!"),), ()))
-                assert isinstance(await peer.read(), wire.Committed)
+                assert isinstance(await peer.read(), wire.Transacted)
             entry = await victim.get("key")
             assert entry is not None
             assert entry.value == b"kept"
@@ -251,7 +265,7 @@ async def test_what_is_recorded_of_a_connection_opens_no_other() -> None:
 
 
 @asynccontextmanager
-async def fake_server(answer: wire.Message) -> AsyncIterator[str]:
+async def fake_server(answer: wire.AnyMessage) -> AsyncIterator[str]:
     """A server that answers every hello with this, whatever it was."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -2,51 +2,60 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TypeAlias
 
 import anyio
+import msgspec
 import pytest
 from anyio.lowlevel import checkpoint
 
-from rendezvous_async.backends import memory
+from rendezvous_async.aio.deadline import Deadline
+from rendezvous_async.aio.signal import Latch
 from rendezvous_async.backends.base import (
     Backend,
     Commit,
     Condition,
     Delete,
+    Driver,
     Entry,
+    Granted,
     Listing,
+    Opened,
+    Opening,
     Put,
     Session,
+    Sink,
+    Subscription,
     Token,
     Watch,
     Write,
     owned,
 )
 from rendezvous_async.backends.classic import close_envelope
-from rendezvous_async.backends.memory import MemoryBackend, MemoryServer
-from rendezvous_async.backends.table import Table
-from rendezvous_async.clock import Patience
+from rendezvous_async.backends.memory import MemoryDriver, MemoryServer
+from rendezvous_async.backends.table.table import Table
 from rendezvous_async.errors import RendezvousSessionError
-from rendezvous_async.notice import Latch
-from rendezvous_async.testing.clock import run
 from rendezvous_async.testing.conformance import BACKEND_CHECKS, Check, Make, check_backend
+from rendezvous_async.testing.loop.clock import run
 
 BY_NAME = {check.__name__: check for check in BACKEND_CHECKS}
 
 
-def maker(backend: type[MemoryBackend] = MemoryBackend, table: type[Table] = Table) -> Make:
+def maker(
+    driver: type[MemoryDriver] = MemoryDriver, table: type[Table] = Table, backend: type[Backend] = Backend
+) -> Make:
     """Return a ``make`` for one store that is made of these classes."""
     server = MemoryServer()
     server.table = table("memory")
 
     @asynccontextmanager
     async def make(run_id: str) -> AsyncIterator[Backend]:
-        async with backend(server, run_id) as client:
+        async with backend(driver(server), run_id) as client:
             yield client
 
     return make
@@ -65,8 +74,8 @@ def test_checks_are_named_and_say_what_they_promise() -> None:
 
 
 def test_the_error_names_the_check_the_promise_and_what_was_seen() -> None:
-    class Forgetful(MemoryBackend):
-        async def _get(self, key: str) -> Entry | None:
+    class Forgetful(MemoryDriver):
+        async def get(self, key: str) -> Entry | None:
             return None
 
     with pytest.raises(AssertionError) as caught:
@@ -76,8 +85,8 @@ def test_the_error_names_the_check_the_promise_and_what_was_seen() -> None:
 
 
 def test_an_error_of_the_backend_is_a_broken_promise() -> None:
-    class Broken(MemoryBackend):
-        async def _list(self, name: str) -> Listing:
+    class Broken(MemoryDriver):
+        async def list(self, name: str) -> Listing:
             raise LookupError("out of order")
 
     with pytest.raises(AssertionError, match="LookupError: out of order") as caught:
@@ -90,21 +99,25 @@ def test_nothing_is_left_behind() -> None:
 
     @asynccontextmanager
     async def make(run_id: str) -> AsyncIterator[Backend]:
-        async with MemoryBackend(server, run_id) as client:
+        async with Backend(MemoryDriver(server), run_id) as client:
             yield client
 
     run(check_backend, make)
     assert len(server.table) == 0
 
 
-class IgnoresConditions(MemoryBackend):
-    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
-        return await super()._commit(writes, ())
+class IgnoresConditions(MemoryDriver):
+    async def commit(
+        self, writes: tuple[Write, ...], when: tuple[Condition, ...], deadline: Deadline | None = None
+    ) -> Commit:
+        return await super().commit(writes, ())
 
 
-class ChecksOnlyTheFirstCondition(MemoryBackend):
-    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
-        return await super()._commit(writes, when[:1])
+class ChecksOnlyTheFirstCondition(MemoryDriver):
+    async def commit(
+        self, writes: tuple[Write, ...], when: tuple[Condition, ...], deadline: Deadline | None = None
+    ) -> Commit:
+        return await super().commit(writes, when[:1])
 
 
 class ForgetsEpochs(Table):
@@ -115,25 +128,31 @@ class ForgetsEpochs(Table):
         return entry.token.revision == condition.token.revision
 
 
-class ComparesAfterAPause(MemoryBackend):
-    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
-        table = await self._table()
+class ComparesAfterAPause(MemoryDriver):
+    async def commit(
+        self, writes: tuple[Write, ...], when: tuple[Condition, ...], deadline: Deadline | None = None
+    ) -> Commit:
+        table = await self.table()
         commit = table.commit((), when)
         await checkpoint()
-        return await super()._commit(writes, ()) if commit.won else commit
+        return await super().commit(writes, ()) if commit.won else commit
 
 
-class OneWriteAtATime(MemoryBackend):
-    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
-        commit = await super()._commit(writes[:1], when)
+class OneWriteAtATime(MemoryDriver):
+    async def commit(
+        self, writes: tuple[Write, ...], when: tuple[Condition, ...], deadline: Deadline | None = None
+    ) -> Commit:
+        commit = await super().commit(writes[:1], when)
         for write in writes[1:] if commit.won else ():
-            commit = await super()._commit((write,), ())
+            commit = await super().commit((write,), ())
         return commit
 
 
-class DoesNotSayWhatIsThere(MemoryBackend):
-    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
-        commit = await super()._commit(writes, when)
+class DoesNotSayWhatIsThere(MemoryDriver):
+    async def commit(
+        self, writes: tuple[Write, ...], when: tuple[Condition, ...], deadline: Deadline | None = None
+    ) -> Commit:
+        commit = await super().commit(writes, when)
         return Commit(commit.won, commit.token)
 
 
@@ -145,11 +164,11 @@ class ReusesRevisions(Table):
         return commit
 
 
-class ReadsFromACache(MemoryBackend):
-    async def _get(self, key: str) -> Entry | None:
+class ReadsFromACache(MemoryDriver):
+    async def get(self, key: str) -> Entry | None:
         cache = self.__dict__.setdefault("cache", {})
         if key not in cache:
-            cache[key] = await super()._get(key)
+            cache[key] = await super().get(key)
         entry: Entry | None = cache[key]
         return entry
 
@@ -159,34 +178,40 @@ class ListsSiblings(Table):
         return sorted(key for key in self._entries if key.startswith(name.rstrip("/")))
 
 
-class DeletesOneKeyOnly(MemoryBackend):
-    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
-        return await super()._commit(tuple(w for w in writes if not isinstance(w, Delete) or w.name[-1] != "/"), when)
+class DeletesOneKeyOnly(MemoryDriver):
+    async def commit(
+        self, writes: tuple[Write, ...], when: tuple[Condition, ...], deadline: Deadline | None = None
+    ) -> Commit:
+        return await super().commit(tuple(w for w in writes if not isinstance(w, Delete) or w.name[-1] != "/"), when)
 
 
-class DoesNotEncodeRuns(MemoryBackend):
-    def __init__(self, server: MemoryServer, run_id: str) -> None:
-        super().__init__(server, run_id)
+class DoesNotEncodeRuns(Backend):
+    def __init__(self, driver: Driver, run_id: str) -> None:
+        super().__init__(driver, run_id)
         self.prefix = f"{run_id}/"
 
 
-class PercentDecodesKeys(MemoryBackend):
-    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
+class PercentDecodesKeys(MemoryDriver):
+    async def commit(
+        self, writes: tuple[Write, ...], when: tuple[Condition, ...], deadline: Deadline | None = None
+    ) -> Commit:
         writes = tuple(
             Put(write.key.replace("%2F", "/"), write.value, write.session) if isinstance(write, Put) else write
             for write in writes
         )
-        return await super()._commit(writes, when)
+        return await super().commit(writes, when)
 
 
-class PromisesTooMuch(MemoryBackend):
-    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
+class PromisesTooMuch(MemoryDriver):
+    async def commit(
+        self, writes: tuple[Write, ...], when: tuple[Condition, ...], deadline: Deadline | None = None
+    ) -> Commit:
         if len(writes) > 128:
             raise ValueError("no more than 128")
-        return await super()._commit(writes, when)
+        return await super().commit(writes, when)
 
 
-class ChecksNoSizes(MemoryBackend):
+class ChecksNoSizes(Backend):
     def _check_size(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> None:
         pass
 
@@ -209,12 +234,12 @@ class NeverExpires(Table):
         return []
 
 
-class ExpiresEarly(MemoryBackend):
-    async def open_session(self, ttl: float) -> Session:
-        session = await super().open_session(ttl / 2)
-        session.ttl = ttl
-        session.deadline += 0.75 * ttl / 2
-        return session
+class ExpiresEarly(MemoryDriver):
+    async def open(self, opening: Opening, deadline: Deadline | None = None) -> Granted:
+        granted = await super().open(msgspec.structs.replace(opening, ttl=opening.ttl / 2), deadline)
+        granted.session.ttl = opening.ttl
+        granted.session.deadline += 0.75 * opening.ttl / 2
+        return granted
 
 
 class IgnoresKeepAlives(Table):
@@ -228,21 +253,20 @@ class AnswersDeadSessions(Table):
         return True
 
 
-class LosesQuietly(MemoryBackend):
-    async def open_session(self, ttl: float) -> Session:
-        session = await super().open_session(ttl)
-        session.lost = Latch()
+class LosesQuietly(MemoryDriver):
+    async def open(self, opening: Opening, deadline: Deadline | None = None) -> Granted:
+        granted = await super().open(opening, deadline)
 
-        class Deaf(type(session)):  # type: ignore[misc]
-            async def _refresh(self) -> None:
+        class Deaf(Session):
+            async def keep_alive(self, deadline: Deadline | None = None) -> None:
                 try:
-                    await super()._refresh()
+                    await super().keep_alive(deadline)
                 except RendezvousSessionError:
                     self.lost = Latch()
                     raise
 
-        session.__class__ = Deaf
-        return session
+        granted.session.__class__ = Deaf
+        return granted
 
 
 class WritesForDeadSessions(Table):
@@ -254,11 +278,11 @@ class WritesForDeadSessions(Table):
         return super().commit(alive, when, id)  # type: ignore[arg-type]
 
 
-class DeadlineFromTheAnswer(MemoryBackend):
-    async def open_session(self, ttl: float) -> Session:
-        session = await super().open_session(ttl)
-        session.deadline += 0.25 * ttl
-        return session
+class DeadlineFromTheAnswer(MemoryDriver):
+    async def open(self, opening: Opening, deadline: Deadline | None = None) -> Granted:
+        granted = await super().open(opening, deadline)
+        granted.session.deadline += 0.25 * opening.ttl
+        return granted
 
 
 class HidesDeletions(Table):
@@ -281,7 +305,7 @@ class StartsAtNow(Table):
         return super().changes(names, self.token if after is None else after)
 
 
-class ForgetsToStopWaiting(MemoryBackend):
+class ForgetsToStopWaiting(MemoryDriver):
     async def aclose(self) -> None:
         self._closed = True
 
@@ -296,87 +320,79 @@ class CountsFromTheCommit(Table):
         return Listing(listing.entries[:1], listing.token, complete=False)
 
 
-class QueueWatch(memory._MemoryWatch):
-    """Delivers every state that the table has had, one after another."""
+class Queue:
+    """A sink that hands on what it is given one by one, however much there is."""
 
-    def __init__(self, backend: MemoryBackend, names: tuple[str, ...], after: Token | None) -> None:
-        super().__init__(backend, names, after)
-        self.queue: list[Listing] = []
-        self.seen = after
+    def __init__(self, sink: Sink) -> None:
+        self.fail = sink.fail
+        self._sink = sink
+        self._free_at = 0.0
 
-    def wake(self) -> None:
-        listing = self._backend.server.table.changes(self._names, self.seen)
-        if listing is not None:
-            self.queue.append(listing)
-            self.seen = listing.token
-        super().wake()
-
-    async def _next(self) -> Listing:
-        if not self.queue and self.seen == self._position:
-            listing = await super()._next()
-            if not self.queue:
-                self.seen = listing.token
-                return listing
-        return self.queue.pop(0)
+    def take(self, listing: Listing) -> None:
+        self._free_at = max(self._free_at, anyio.current_time()) + 0.01
+        asyncio.get_running_loop().call_at(self._free_at, self._sink.take, listing)
 
 
-class Queues(MemoryBackend):
-    def _watch(self, names: tuple[str, ...], after: Token | None) -> Watch:
-        return QueueWatch(self, names, after)
+class Queues(MemoryDriver):
+    def watch(self, names: tuple[str, ...], after: Token | None, sink: Sink) -> Subscription:
+        return super().watch(names, after, Queue(sink))
 
 
-class HastyWatch(memory._MemoryWatch):
-    async def _next(self) -> Listing:
-        listing = await super()._next()
-        self._position = listing.token
+class HastyWatch(Watch):
+    async def __anext__(self) -> Listing:
+        listing = await super().__anext__()
         await checkpoint()
         return listing
 
 
-class LosesWhatACancelledReadHad(MemoryBackend):
-    def _watch(self, names: tuple[str, ...], after: Token | None) -> Watch:
-        return HastyWatch(self, names, after)
+class LosesWhatACancelledReadHad(Backend):
+    def watch(self, *names: str, after: Token | None = None) -> Watch:
+        watch = super().watch(*names, after=after)
+        watch.__class__ = HastyWatch
+        return watch
 
 
-class CannotBeCancelled(MemoryBackend):
-    async def _get(self, key: str) -> Entry | None:
+class CannotBeCancelled(MemoryDriver):
+    async def get(self, key: str) -> Entry | None:
         with anyio.CancelScope(shield=True):
             await anyio.sleep(100)
-        return await super()._get(key)
+        return await super().get(key)
 
 
-class BreaksWhenCancelled(MemoryBackend):
-    async def _commit(self, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
+class BreaksWhenCancelled(MemoryDriver):
+    async def commit(
+        self, writes: tuple[Write, ...], when: tuple[Condition, ...], deadline: Deadline | None = None
+    ) -> Commit:
         try:
-            return await super()._commit(writes, when)
+            return await super().commit(writes, when)
         except anyio.get_cancelled_exc_class():
             self._closed = True
             raise
 
 
-class LeaksCancellation(MemoryBackend):
-    async def _list(self, name: str) -> Listing:
+class LeaksCancellation(MemoryDriver):
+    async def list(self, name: str) -> Listing:
         """As grpc does: a cancellation that no longer says which scope it is of."""
         listing = None
         with contextlib.suppress(anyio.get_cancelled_exc_class()):
-            listing = await super()._list(name)
+            listing = await super().list(name)
         if listing is None:
             raise anyio.get_cancelled_exc_class()
         return listing
 
 
-class TrustsItsState(MemoryBackend):
+class TrustsItsState(Backend):
     async def get_state(self) -> tuple[bytes, Token] | None:
         entry = await self.get("classic")
         return None if entry is None or entry.value is None else (entry.value[9:], entry.token)
 
 
-class CreatesWithAnyToken(MemoryBackend):
+class CreatesWithAnyToken(Backend):
     async def set_state(self, state: bytes, token: object = None) -> tuple[bytes, Token, bool] | None:
         return await super().set_state(state, token if isinstance(token, Token) else None)
 
 
-class SetsStateInTwoSteps(MemoryBackend):
+class SetsStateInTwoSteps(Backend):
     async def set_state(self, state: bytes, token: object = None) -> tuple[bytes, Token, bool] | None:
         current = await self.get_state()
         if (None if current is None else current[1]) == token:
@@ -387,73 +403,90 @@ class SetsStateInTwoSteps(MemoryBackend):
         return None if current is None else (*current, False)
 
 
-class BeginsWithNobodysKeys(MemoryBackend):
-    async def _begin(
-        self,
-        ttl: float,
-        patience: Patience,
-        writes: tuple[Write, ...],
-        when: tuple[Condition, ...],
-        watch: Watch | None,
-    ) -> tuple[Session, Commit | None]:
-        return await super()._begin(ttl, patience, owned(writes, "nobody's"), when, watch)
+class OpensWithNobodysKeys(MemoryDriver):
+    async def open(self, opening: Opening, deadline: Deadline | None = None) -> Granted:
+        writes = owned(opening.writes, "nobody's")
+        return await super().open(msgspec.structs.replace(opening, writes=writes), deadline)
 
 
-class BeginsUnconditionally(MemoryBackend):
-    async def _begin(
-        self,
-        ttl: float,
-        patience: Patience,
-        writes: tuple[Write, ...],
-        when: tuple[Condition, ...],
-        watch: Watch | None,
-    ) -> tuple[Session, Commit | None]:
-        return await super()._begin(ttl, patience, writes, (), watch)
+class OpensUnconditionally(MemoryDriver):
+    async def open(self, opening: Opening, deadline: Deadline | None = None) -> Granted:
+        return await super().open(msgspec.structs.replace(opening, when=()), deadline)
 
 
-class ForgetsWhatWasGivenUp(MemoryBackend):
-    async def _begin(
-        self,
-        ttl: float,
-        patience: Patience,
-        writes: tuple[Write, ...],
-        when: tuple[Condition, ...],
-        watch: Watch | None,
-    ) -> tuple[Session, Commit | None]:
-        begun = await super()._begin(ttl, patience, writes, when, watch)
+class ForgetsWhatWasGivenUp(MemoryDriver):
+    async def open(self, opening: Opening, deadline: Deadline | None = None) -> Granted:
+        granted = await super().open(opening, deadline)
         await checkpoint()
-        return begun
+        return granted
 
 
-class PreparesForTheFutureOnly(MemoryBackend):
-    def _prepare_watch(self, names: tuple[str, ...]) -> Watch:
-        return self._watch(names, self.server.table.token)
+class WatchesTheFutureOnly(MemoryDriver):
+    async def open(self, opening: Opening, deadline: Deadline | None = None) -> Granted:
+        token = self.server.table.token
+        granted = await super().open(opening, deadline)
+        if opening.sink is None:
+            return granted
+        return Granted(granted.session, granted.commit, self.watch(opening.names, token, opening.sink))
 
 
-class EndsTheWatchWithItsFirstSession(MemoryBackend):
-    async def _begin(self, *args: Any) -> tuple[Session, Commit | None]:
-        begun = await super()._begin(*args)
-        try:
-            await checkpoint()
-        except BaseException:
-            if args[-1] is not None:
-                await args[-1].aclose()
-            raise
-        return begun
+class GoesOnWithTheWatchThatWasGivenUp(MemoryDriver):
+    """It takes the next opening for the same one again, and believes that what was pushed before was read."""
+
+    given_up: Token | None = None
+
+    async def open(self, opening: Opening, deadline: Deadline | None = None) -> Granted:
+        if opening.sink is None:
+            return await super().open(opening, deadline)
+        subscription = self.watch(opening.names, self.given_up, opening.sink)
+        self.given_up = self.server.table.token
+        granted = await super().open(opening, deadline)
+        self.given_up = None
+        return Granted(granted.session, granted.commit, subscription)
 
 
-BROKEN: list[tuple[str, type[MemoryBackend] | type[Table]]] = [
+class NeverForgetsAWatch(Backend):
+    async def open(self, opening: Opening, deadline: Deadline | None = None) -> Opened:
+        """The watch is this driver's own affair, and nobody closes it."""
+        if opening.sink is not None:
+            self.driver.watch(self._absolute_names(opening.names), None, Stripped(opening.sink, self.prefix))
+        return await super().open(opening, deadline)
+
+
+class Stripped:
+    """Pushes on with the prefix taken off."""
+
+    def __init__(self, sink: Sink, prefix: str) -> None:
+        self.fail = sink.fail
+        self._sink = sink
+        self._prefix = prefix
+
+    def take(self, listing: Listing) -> None:
+        self._sink.take(listing.relative_to(self._prefix))
+
+
+class LearnsNothing(Backend):
+    async def open(self, opening: Opening, deadline: Deadline | None = None) -> Opened:
+        opened = await super().open(opening, deadline)
+        if opened.following is not None:
+            opened.following.learn = lambda entries: None  # type: ignore[method-assign]
+        return opened
+
+
+Broken: TypeAlias = type[MemoryDriver] | type[Table] | type[Backend]
+
+BROKEN: list[tuple[str, Broken]] = [
     ("create_if_absent", IgnoresConditions),
     ("a_commit_is_all_or_nothing", ChecksOnlyTheFirstCondition),
     ("only_the_current_token_wins", ForgetsEpochs),
     ("concurrent_increments_add_up", ComparesAfterAPause),
-    ("nobody_sees_half_a_commit", OneWriteAtATime),
+    ("no_reader_sees_half_a_commit", OneWriteAtATime),
     ("revisions_grow", OneWriteAtATime),
     ("create_if_absent", DoesNotSayWhatIsThere),
     ("revisions_grow", ReusesRevisions),
     ("reads_see_every_acknowledged_commit", ReadsFromACache),
     ("a_name_is_one_key_or_a_subtree", ListsSiblings),
-    ("deleting_nothing_is_no_error", DeletesOneKeyOnly),
+    ("deleting_nothing_is_allowed", DeletesOneKeyOnly),
     ("runs_do_not_see_each_other", DoesNotEncodeRuns),
     ("odd_characters_are_just_characters", PercentDecodesKeys),
     ("the_limits_are_what_they_say", PromisesTooMuch),
@@ -472,7 +505,7 @@ BROKEN: list[tuple[str, type[MemoryBackend] | type[Table]]] = [
     ("a_watch_begins_with_what_is_there", StartsAtNow),
     ("a_closed_backend_says_so", ForgetsToStopWaiting),
     ("after_resumes_without_a_gap", CountsFromTheCommit),
-    ("nobody_sees_half_a_commit", CountsFromTheCommit),
+    ("no_reader_sees_half_a_commit", CountsFromTheCommit),
     ("a_slow_reader_gets_the_newest", Queues),
     ("a_cancelled_read_loses_nothing", LosesWhatACancelledReadHad),
     ("calls_can_be_cancelled", CannotBeCancelled),
@@ -481,17 +514,23 @@ BROKEN: list[tuple[str, type[MemoryBackend] | type[Table]]] = [
     ("a_damaged_state_is_an_error", TrustsItsState),
     ("no_state_is_none", CreatesWithAnyToken),
     ("one_of_many_set_states_wins", SetsStateInTwoSteps),
-    ("a_session_begins_with_its_first_commit", BeginsWithNobodysKeys),
-    ("a_session_begins_with_its_first_commit", BeginsUnconditionally),
+    ("a_session_begins_with_its_first_commit", OpensWithNobodysKeys),
+    ("a_session_begins_with_its_first_commit", OpensUnconditionally),
     ("a_session_that_is_given_up_leaves_nothing", ForgetsWhatWasGivenUp),
-    ("a_session_begins_with_its_watch", PreparesForTheFutureOnly),
-    ("a_watch_outlives_a_session_that_is_given_up", EndsTheWatchWithItsFirstSession),
+    ("a_session_begins_with_its_watch", WatchesTheFutureOnly),
+    ("a_session_begins_with_its_watch", NeverForgetsAWatch),
+    ("what_a_commit_tells_is_pushed_once", LearnsNothing),
+    ("a_session_that_is_given_up_takes_its_watch_along", GoesOnWithTheWatchThatWasGivenUp),
+    ("a_session_that_is_given_up_takes_its_watch_along", NeverForgetsAWatch),
 ]
 
 
 @pytest.mark.parametrize(("name", "broken"), BROKEN, ids=[f"{broken.__name__}-{name}" for name, broken in BROKEN])
-def test_a_broken_promise_is_caught(name: str, broken: type[MemoryBackend] | type[Table]) -> None:
-    make = maker(backend=broken) if issubclass(broken, MemoryBackend) else maker(table=broken)
+def test_a_broken_promise_is_caught(name: str, broken: Broken) -> None:
+    if issubclass(broken, MemoryDriver):
+        make = maker(driver=broken)
+    else:
+        make = maker(backend=broken) if issubclass(broken, Backend) else maker(table=broken)
 
     async def attempt(check: Check) -> None:
         await check(make)

@@ -94,7 +94,7 @@ async def test_it_stalls_and_goes_on() -> None:
         with anyio.move_on_after(0.1) as scope:
             await late_reader.readexactly(4)
         assert scope.cancelled_caught
-        proxy.go_on()
+        proxy.resume()
         assert await reader.readexactly(4) == b"held"
         assert await late_reader.readexactly(4) == b"late"
         late_writer.transport.abort()

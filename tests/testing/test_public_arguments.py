@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rendezvous_async.backends.tcp import serve
-from rendezvous_async.connecting import connect
+from rendezvous_async.node.connect import connect
 from rendezvous_async.testing import (
     BrokenGuaranteeError,
     History,

@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from rendezvous_async import Timeouts
+from rendezvous_async.cli import main
 from rendezvous_async.testing import Cluster, Faults, NotSettledError, check, run, scenario_of, simulate
-from rendezvous_async.testing.command import main
 from rendezvous_async.testing.history import Believed, Formed, History, Released
 
 CI_SEEDS = 300

@@ -17,9 +17,9 @@ async def test_the_example_trains_and_goes_on_from_its_checkpoint(
 ) -> None:
     checkpoint = tmp_path / "checkpoint.pt"
     lines = await train(tmp_path, 2, checkpoint, 3)
-    assert "2 workers begin with epoch 0" in lines
+    assert "2 workers start at epoch 0" in lines
     lines = await train(tmp_path_factory.mktemp("again"), 1, checkpoint, 5)
-    assert "1 workers begin with epoch 3" in lines
+    assert "1 workers start at epoch 3" in lines
     assert "epoch 4 of 5, 1 workers" in lines
 
 

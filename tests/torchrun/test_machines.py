@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rendezvous_async.sync import get_free_port
-from rendezvous_async.testing.campaign.namespaces import Link, Links
+from tests.proof.campaign.namespaces import Link, Links
 from tests.torchrun.job import start_job
 
 _LATE = """

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import json
+import logging
+import os
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -43,7 +47,7 @@ def test_torch_finds_all_handlers() -> None:
         assert handler.get_run_id() == "run"
 
 
-@pytest.mark.parametrize("first", ["torch.distributed.elastic.rendezvous", "rendezvous_async.torchrun"])
+@pytest.mark.parametrize("first", ["torch.distributed.elastic.rendezvous", "rendezvous_async.sync.torchrun"])
 def test_imports_are_lazy_and_work_in_any_order(first: str) -> None:
     code = f"""
 import sys, {first}
@@ -86,6 +90,102 @@ def test_a_handler_that_is_dropped_leaves(make: Make) -> None:
     wait_until(lambda: bool(stays.num_nodes_waiting() > 0))
     assert not stays.is_closed()
     assert stays.shutdown()
+
+
+def test_the_settings_are_those_that_were_given(make: Make) -> None:
+    settings = make((1, 2), join_timeout="9").settings
+    assert (settings.run_id, settings.min_nodes, settings.max_nodes) == ("run", 1, 2)
+    assert settings.timeout.join.total_seconds() == 9
+    assert settings.timeout.last_call.total_seconds() == 1
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """What torch's own tooling sees: the events that come to the handler that is configured for them."""
+    from torch.distributed.elastic import events as torch_events
+    from torch.distributed.elastic.events import handlers
+
+    seen: list[dict[str, Any]] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(json.loads(record.getMessage()))
+
+    monkeypatch.setitem(handlers._log_handlers, "dynamic_rendezvous", Collector())
+    monkeypatch.setattr(torch_events, "_events_loggers", {})
+    yield seen
+    for handler in list(logging.getLogger("torchelastic-events-dynamic_rendezvous").handlers):
+        logging.getLogger("torchelastic-events-dynamic_rendezvous").removeHandler(handler)
+
+
+def told(events: list[dict[str, Any]]) -> list[tuple[str, str, int | None]]:
+    return [(event["name"].rpartition(".")[2], event["node_state"], event["rank"]) for event in events]
+
+
+def test_rendezvous_events_are_recorded(make: Make, events: list[dict[str, Any]]) -> None:
+    handler = make((1, 1))
+    info = handler.next_rendezvous()
+    for _ in range(100):
+        assert handler.num_nodes_waiting() == 0
+        assert not handler.is_closed()
+    assert handler.shutdown()
+    assert told(events) == [
+        ("next_rendezvous", "RUNNING", None),
+        ("next_rendezvous", "INIT", 0),
+        ("next_rendezvous", "RUNNING", 0),
+        ("shutdown", "SUCCEEDED", None),
+    ], "and none for what an agent asks again and again"
+    where = info.bootstrap_store_info
+    assert events[1]["master_endpoint"] == f"{where.master_addr}:{where.master_port}"
+    for event in events:
+        assert event["run_id"] == "run"
+        assert event["pid"] == os.getpid()
+        assert event["hostname"] == socket.gethostname()
+        assert handler._handler.node in event["message"]
+        assert event["error_trace"] == ""
+
+
+def test_errors_are_recorded_as_events(make: Make, events: list[dict[str, Any]]) -> None:
+    with pytest.raises(ValueError):
+        make(join_timeout="0")
+    waits = make((2, 2), join_timeout="1")
+    with pytest.raises(torch_api.RendezvousTimeoutError):
+        waits.next_rendezvous()
+    damage(waits._handler)
+    for call in (waits.is_closed, waits.num_nodes_waiting):
+        with pytest.raises(torch_api.RendezvousStateError):
+            call()
+    waits.set_closed()
+    with pytest.raises(torch_api.RendezvousClosedError):
+        waits.next_rendezvous()
+    assert waits.shutdown()
+    assert told(events) == [
+        ("init", "FAILED", None),
+        ("next_rendezvous", "RUNNING", None),
+        ("next_rendezvous", "FAILED", None),
+        ("is_closed", "FAILED", None),
+        ("num_nodes_waiting", "FAILED", None),
+        ("set_closed", "SUCCEEDED", None),
+        ("next_rendezvous", "RUNNING", None),
+        ("next_rendezvous", "FAILED", None),
+        ("shutdown", "SUCCEEDED", None),
+    ]
+    assert "RendezvousTimeoutError: run 'run'" in events[2]["message"]
+    assert "RendezvousTimeoutError" in events[2]["error_trace"]
+
+
+def test_a_shutdown_that_fails_is_recorded(make: Make, events: list[dict[str, Any]]) -> None:
+    absent = make(is_host="false", read_timeout="1")
+    assert not absent.shutdown()
+    assert told(events) == [("shutdown", "FAILED", None)]
+
+
+def test_events_can_be_switched_off(make: Make, events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RENDEZVOUS_ASYNC_EVENTS", "0")
+    handler = make((1, 1))
+    handler.next_rendezvous()
+    assert handler.shutdown()
+    assert events == []
 
 
 def test_workers_can_have_stores_of_their_own(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,14 @@
-"""The way to the cluster: one gRPC channel for each member, one of them in use, and what to do when it does not answer.
+"""The client of a cluster: one gRPC channel for each member, one of them in use, and the retries when it is silent.
 
-A list of members in one gRPC target would do the same with less say: names could not be in it, a frozen member would be
-left only after 8 s of missed pings, and errors would not tell which member they are of. So every member has a channel
-of its own.
+Every member has its own channel. With a list of members in one gRPC target, names would not be allowed, a frozen member
+would be dropped only after 8 s of missed pings, and errors would not name the member.
 
-A call that gets no answer within 0.15 of ``call_timeout`` (0.3 s by default) is also sent to the next member, and so
-on, for ``connect_timeout`` in all. The first answer counts; if the member in use has not answered by then, the one that
-has is used from then on. A member is asked again while it still owes an answer: a follower that has handed a request to
-a leader that died keeps it for seconds, and answers the next one as soon as there is a new leader. An election takes
-one to two seconds, so only after three rounds of silence they get twice the time: a cluster that is slow is not helped
-by being asked again and again. Whether a write that is sent again is safe is the caller's business (see commits.py).
+A call without an answer within 0.15 of ``call_timeout`` (0.3 s by default) is also sent to the next member, and so on,
+for ``connect_timeout`` in total. The first answer wins. If the member in use has not answered by then, the one that did
+becomes the member in use. A member is asked again even if it still owes an answer: a follower that forwarded a request
+to a dead leader holds it for seconds, but answers a new request as soon as there is a new leader. An election takes one
+to two seconds, so the timeout doubles only after three silent rounds: more requests do not help a slow cluster. Whether
+a write may be sent again is up to the caller (see commits.py).
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ import anyio
 import grpc
 from aetcd import rpc
 
-from rendezvous_async import clock
-from rendezvous_async.backends.base import closed_error
+from rendezvous_async.aio import clock
+from rendezvous_async.backends.driver import closed_error
 from rendezvous_async.backends.etcd.calls import Calls
 from rendezvous_async.backends.etcd.copies import Copies
 from rendezvous_async.backends.etcd.faults import (
+    EtcdFault,
     EtcdRefusedError,
-    Fault,
     describe,
     is_final,
     is_silence,
     judge,
 )
 from rendezvous_async.backends.etcd.forks import check_process, in_child
-from rendezvous_async.backends.etcd.options import Options
+from rendezvous_async.backends.etcd.options import EtcdOptions
 from rendezvous_async.backends.outage import Outage
 from rendezvous_async.errors import RendezvousConnectionError
 from rendezvous_async.settings import Endpoint, format_address
 
-__all__ = ["Cluster", "Member", "Tally"]
+__all__ = ["CallTrail", "ClusterClient", "ClusterMember"]
 
 logger = logging.getLogger("rendezvous_async.etcd")
 
@@ -49,22 +48,22 @@ FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 0.5
 MAX_DOUBLINGS = 5
 PATIENCE = 0.15
-"""The part of ``call_timeout`` after which the next member is asked, too."""
+"""The fraction of ``call_timeout`` after which the next member is also asked."""
 QUICK_ROUNDS = 3
-"""How many times all members are asked until they get more time: of three, for 2.7 s, and an election takes up to 2."""
+"""Rounds before members get more time: 2.7 s with three members; an election takes up to 2 s."""
 MAX_SLOWDOWN = 3
-"""How often that time is doubled, at most."""
+"""Upper bound on the doublings of that time."""
 SHORTEST_PATIENCE = 0.25
-"""Seconds; a busy machine or a slow disk is not asked twice for less."""
+"""Lower bound in seconds, so that a busy machine or a slow disk is not asked twice."""
 LAST_ANSWERS = 0.2
-"""Seconds for what is still under way when the backend is closed; what gets no answer by then is cancelled."""
+"""Seconds that pending calls get when the driver is closed; then they are cancelled."""
 OLDEST_VERSION = (3, 4)
 LOSING_VERSIONS = ((3, 5, 0), (3, 5, 2))
-"""The first and the last of the versions that may lose data when a member is killed (etcd issue 13766)."""
+"""The range of versions that may lose data when a member is killed (etcd issue 13766)."""
 ORDERLY_VERSION = (3, 5, 8)
-"""From here on a watch stream's progress is sent after everything that it covers."""
+"""Since this version, progress on a watch stream is sent after all events that it covers."""
 CHANNEL_OPTIONS = (
-    # Pings find a dead connection under a stream; etcd hangs up on clients that ping more often, or without a stream.
+    # Pings detect a dead connection under a stream; etcd disconnects clients that ping more often or without a stream.
     ("grpc.keepalive_time_ms", 6000),
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.http2.ping_timeout_ms", 2000),
@@ -72,30 +71,30 @@ CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # A proxy of the environment is for the web, not for the cluster next door.
+    # Ignore the http_proxy of the environment.
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # Each backend has connections of its own: closing or breaking one is nobody else's business.
+    # Drivers do not share connections: breaking one must not affect another.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
 _warned: set[str] = set()
-"""The endpoints that this process has been warned of."""
+"""The endpoints for which this process has logged a version warning."""
 
 
-class Tally:
-    """How the attempts at one call went.
+class CallTrail:
+    """The record of the attempts at one call.
 
     Attributes:
-        doubt: Whether an attempt was left unanswered, so that what it asked for may happen, even later.
+        doubt: Whether an attempt went unanswered, so that it may still take effect later.
     """
 
     doubt = False
 
 
-class Member:
-    """One member of the cluster and the channel to it, opened when it is first needed."""
+class ClusterMember:
+    """One member of the cluster and its channel, which is opened on first use."""
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
         self.address = address
@@ -106,10 +105,10 @@ class Member:
         self._methods: dict[str, Any] = {}
 
     def __repr__(self) -> str:
-        return f"<Member {self.address}{' ' + self.trouble if self.trouble else ''}>"
+        return f"<ClusterMember {self.address}{' ' + self.trouble if self.trouble else ''}>"
 
     def method(self, name: str) -> Any:
-        """Return one of etcd's calls on this member."""
+        """Return the stub of one of etcd's calls on this member."""
         check_process()
         if self._channel is None:
             target = f"dns:///{self.address}"
@@ -127,17 +126,30 @@ class Member:
             await self._channel.close()
 
 
-class Cluster:
-    """All members, with the one in use, and the auth token.
+class ClusterClient:
+    """The members of a cluster.
 
     Args:
-        endpoint: Where the members are.
-        options: Timeouts, user and password, certificates.
-        rng: Which member to begin with, and how long to pause between attempts.
-        outage: Told when no member answers.
+        endpoint: The addresses of the members.
+        options: Timeouts, user and password.
+        credentials: Certificates; None without TLS.
+        rng: Picks the first member and the jitter of the backoff.
+        outage: Where it is reported that no member answers.
+
+    Attributes:
+        member: The member in use.
+        token: The auth token in use.
+        missed_answers: Counts attempts that got no usable answer.
     """
 
-    def __init__(self, endpoint: Endpoint, options: Options, rng: Random, outage: Outage | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        options: EtcdOptions,
+        credentials: grpc.ChannelCredentials | None,
+        rng: Random,
+        outage: Outage | None = None,
+    ) -> None:
         self.endpoint = endpoint
         self.outage = outage or Outage("a client", endpoint)
         self.call_timeout = options.call_timeout
@@ -151,89 +163,80 @@ class Cluster:
         self._user = options.user
         self._password = options.password
         self._rng = rng
-        self._members = [Member(format_address(*host), options.credentials) for host in endpoint.hosts]
-        self._member = rng.choice(self._members)
+        self._members = [ClusterMember(format_address(*host), credentials) for host in endpoint.hosts]
+        self.member = rng.choice(self._members)
+        self.token: str | None = None
         self._moved: list[Callable[[], None]] = []
-        self._token: str | None = None
         self._renewing = anyio.Lock()
 
     def __repr__(self) -> str:
-        return f"<Cluster {self.endpoint} by way of {self._member.address}>"
-
-    @property
-    def member(self) -> Member:
-        """The member in use."""
-        return self._member
+        return f"<ClusterClient {self.endpoint} via {self.member.address}>"
 
     @property
     def size(self) -> int:
-        """How many members there are."""
+        """The number of members."""
         return len(self._members)
 
     @property
     def trouble(self) -> str | None:
-        """Why no member can be used, as far as is known."""
-        troubles = [f"{member.address}: {member.trouble}" for member in self._members if member.trouble]
-        return "; ".join(troubles) if len(troubles) == len(self._members) else None
+        """Why no member can be used; None if one can be, as far as known."""
+        return "; ".join(self._troubles()) if all(member.trouble for member in self._members) else None
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes with every call: a member that knows no leader shall say so at once, and who we are."""
+        """The metadata of every call: fail fast without a leader, and the auth token."""
         leader = ("hasleader", "true")
-        return (leader,) if self._token is None else (leader, ("token", self._token))
-
-    @property
-    def token(self) -> str | None:
-        """The auth token in use."""
-        return self._token
+        return (leader,) if self.token is None else (leader, ("token", self.token))
 
     @property
     def has_user(self) -> bool:
         return self._user is not None
 
     def on_move(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called whenever another member is in use."""
+        """Call ``callback`` whenever the member in use changes."""
         self._moved.append(callback)
 
-    def leave(self, member: Member, trouble: str, *, hopeless: bool = False) -> None:
-        """Use another member from now on, if this one is in use and there is another."""
+    def leave(self, member: ClusterMember, trouble: str, *, hopeless: bool = False) -> None:
+        """Note why a member failed, and switch to the next one if it was in use."""
         self.missed_answers += 1
         member.trouble, member.hopeless = trouble, hopeless
-        if member is self._member and not self.closed:
+        if member is self.member and not self.closed:
             self._use(self.after(member), trouble)
 
-    def after(self, member: Member) -> Member:
+    def after(self, member: ClusterMember) -> ClusterMember:
         """Return the member to ask after this one."""
         return self._members[(self._members.index(member) + 1) % len(self._members)]
 
     def patience(self, silences: int) -> float:
-        """Return the seconds to wait for a member's answer, after so many that did not come, until another is asked.
+        """Return the seconds to wait for a member, after ``silences`` missing answers, before asking another.
 
-        Where there is no other, that is only asked again when its time is over.
+        A single member is asked again only at the deadline of its call.
         """
         if len(self._members) == 1:
             return self.connect_timeout
         return self.ask_next_after * self.slowness(silences)
 
     def slowness(self, silences: int) -> float:
-        """Return how many times longer than usual to wait, after so many answers that did not come."""
+        """Return the factor by which to wait longer after ``silences`` missing answers."""
         return 2.0 ** min(max(0, silences // len(self._members) + 1 - QUICK_ROUNDS), MAX_SLOWDOWN)
 
-    def _use(self, member: Member, trouble: str) -> None:
-        """Use this member from now on, since the one in use is in trouble."""
-        before, self._member = self._member, member
+    def _use(self, member: ClusterMember, trouble: str) -> None:
+        """Switch to this member because of trouble with the one in use."""
+        before, self.member = self.member, member
         if member is not before:
             before.trouble = trouble
-            logger.info("etcd member %s: %s; going on with %s", before.address, trouble, member.address)
+            logger.info("etcd member %s: %s; switching to %s", before.address, trouble, member.address)
             for callback in self._moved:
                 callback()
 
-    async def call(self, name: str, request: Any, *, tally: Tally | None = None, deadline: float | None = None) -> Any:
-        """Make one of etcd's calls, on another member if one does not answer.
+    async def call(
+        self, name: str, request: Any, *, trail: CallTrail | None = None, deadline: float | None = None
+    ) -> Any:
+        """Make one of etcd's calls, and retry it on other members until one answers.
 
         Raises:
-            EtcdRefusedError: The answer is no.
-            RendezvousConnectionError: Nobody has answered within ``connect_timeout``, or until ``deadline``.
+            EtcdRefusedError: etcd refused it.
+            RendezvousConnectionError: No usable answer within ``connect_timeout``, or until ``deadline``.
         """
         started = clock.now()
         if deadline is None:
@@ -241,13 +244,13 @@ class Cluster:
         copies = Copies(self.under_way)
         failures = renewals = silences = 0
         pause = FIRST_PAUSE
-        member = self._member
+        member = self.member
         wait = 0.0
         while True:
             wait = min(wait, deadline - clock.now())
             outcome = await copies.first(wait) if wait > 0 else None
             if outcome is None:
-                # The next member is asked; those that have not answered yet may still do so.
+                # Ask the next member; those asked before may still answer.
                 left = deadline - clock.now()
                 if self.closed:
                     raise closed_error("etcd")
@@ -256,33 +259,33 @@ class Cluster:
                 if copies:
                     silences += wait > 0
                     self.missed_answers += 1
-                    if tally is not None:
-                        tally.doubt = True
+                    if trail is not None:
+                        trail.doubt = True
                     if wait > 0 and silences % len(self._members) == 0:
                         self.outage.failed(f"no member has answered for {clock.now() - started:.1f} s")
                 seconds = self.call_timeout * 2 ** min(silences // len(self._members), MAX_DOUBLINGS)
                 self.calls += 1
                 call = member.method(name)(request, timeout=min(seconds, left), metadata=self.metadata)
-                copies.send(member, self._token, call)
+                copies.send(member, self.token, call)
                 member, wait = self.after(member), self.patience(silences)
                 continue
             if outcome.error is None:
                 outcome.member.trouble, outcome.member.hopeless = "", False
-                if copies.waits_for(self._member):
+                if copies.waits_for(self.member):
                     self._use(outcome.member, "no answer in time")
                 self.outage.ended()
                 return outcome.response
             fault, text = judge(outcome.error, has_user=self.has_user), describe(outcome.error)
             match fault:
-                case Fault.RENEW if renewals < 3 and name != "Authenticate":
+                case EtcdFault.RENEW if renewals < 3 and name != "Authenticate":
                     renewals += 1
                     await self.renew(outcome.token, deadline)
                     member, wait = outcome.member, 0.0
-                case Fault.ELSEWHERE | Fault.HOPELESS:
+                case EtcdFault.ELSEWHERE | EtcdFault.HOPELESS:
                     silences += is_silence(outcome.error)
-                    if tally is not None:
-                        tally.doubt = True
-                    self.leave(outcome.member, text, hopeless=fault is Fault.HOPELESS)
+                    if trail is not None:
+                        trail.doubt = True
+                    self.leave(outcome.member, text, hopeless=fault is EtcdFault.HOPELESS)
                     failures += 1
                     if all(each.hopeless for each in self._members):
                         raise self._unreachable(name, started, copies)
@@ -299,13 +302,13 @@ class Cluster:
                     )
 
     async def renew(self, stale: str | None, deadline: float | None = None) -> None:
-        """Get an auth token, unless somebody has replaced the stale one already."""
+        """Get a new auth token, unless another task has already replaced the stale one."""
         if self._user is None:
             return
         async with self._renewing:
-            if self._token != stale:
+            if self.token != stale:
                 return
-            self._token = None
+            self.token = None
             request = rpc.AuthenticateRequest(name=self._user, password=self._password)
             try:
                 answer = await self.call("Authenticate", request, deadline=deadline)
@@ -313,10 +316,10 @@ class Cluster:
                 if "authentication is not enabled" in str(error):
                     return
                 raise
-            self._token = answer.token
+            self.token = answer.token
 
     async def start(self, deadline: float) -> None:
-        """Log in and make sure that the server is one that we can work with."""
+        """Log in and check the server's version."""
         await self.renew(None, deadline)
         try:
             status = await self.call("Status", rpc.StatusRequest(), deadline=deadline)
@@ -329,7 +332,7 @@ class Cluster:
         if version < OLDEST_VERSION:
             oldest = ".".join(map(str, OLDEST_VERSION))
             raise RendezvousConnectionError(
-                f"etcd at {self._member.address} is version {status.version or 'unknown'}; {oldest} or newer is needed",
+                f"etcd at {self.member.address} is version {status.version or 'unknown'}; {oldest} or newer is needed",
                 final=True,
             )
         first, last = LOSING_VERSIONS
@@ -338,13 +341,13 @@ class Cluster:
             logger.warning(
                 "etcd at %s is version %s, which may lose data when a member is killed (etcd issue 13766): "
                 "upgrade the members of %s to 3.5.3 or newer",
-                self._member.address,
+                self.member.address,
                 status.version,
                 self.endpoint,
             )
 
     async def aclose(self) -> None:
-        """Close every channel; calls that get no answer in time end with RendezvousConnectionError."""
+        """Close every channel; pending calls fail with RendezvousConnectionError after a short wait."""
         self.closed = True
         if in_child():
             return

@@ -1,18 +1,18 @@
-"""Commits that happen once, though an answer may be lost and the request sent again.
+"""Applies each commit exactly once, even if answers are lost and requests are retried.
 
-A write that got no answer may have been applied, or may be applied later: a frozen member that wakes up still hands its
-old requests to the leader. So every commit also puts a marker, a small key ``<namespace>/@commits/<lease>/<slot>`` that
-holds the commit's number, and compares it with what this client last wrote there:
+A write without an answer may have been applied, or may be applied later: a frozen member that wakes up still forwards
+its old requests to the leader. So every commit also puts a marker, a small key ``<namespace>/@commits/<lease>/<slot>``
+that holds the commit's number, and compares it with what this client last wrote there:
 
-* Sent again, a commit that was applied before fails that comparison, finds its own number, and knows when it won.
-* Of two copies of a request at most one can be applied, whenever they arrive.
-* A commit that lost, but has a copy out that got no answer, writes the marker once more, and so voids that copy.
+* A retry of a commit that was applied fails the comparison, finds its own number, and knows its revision.
+* At most one copy of a request can be applied, whenever the copies arrive.
+* A commit that lost while a copy is unanswered writes the marker again, which voids that copy.
 
-A slot is used by one commit at a time, so there are as many markers as this client has had commits under way at once.
-They belong to a lease of the client (the page), which the backend keeps alive, and go with it. The marker costs no
-revision of its own, shows in no list or watch of a run, and was measured to cost about a tenth of the throughput.
-Recognising one's own values instead would be free, but two clients may write equal values, and a deletion leaves
-nothing to recognise.
+A slot serves one commit at a time, so there are as many markers as this client has had concurrent commits. They belong
+to a lease of the client (the page), which the driver keeps alive, and expire with it. A marker costs no extra revision,
+is invisible to lists and watches of a run, and was measured to cost about a tenth of the throughput. Recognising the
+written values instead would be free, but two clients may write equal values, and a deletion leaves nothing to
+recognise.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any
 import anyio
 from aetcd import rpc
 
-from rendezvous_async.backends.base import Commit, Condition, Delete, Put, Write
 from rendezvous_async.backends.etcd.batches import Batches
-from rendezvous_async.backends.etcd.channel import Cluster, Tally
-from rendezvous_async.backends.etcd.faults import EtcdRefusedError, Fault
-from rendezvous_async.backends.etcd.history import History, get_op, put_op, unchanged
+from rendezvous_async.backends.etcd.channel import CallTrail, ClusterClient
+from rendezvous_async.backends.etcd.faults import EtcdFault, EtcdRefusedError
+from rendezvous_async.backends.etcd.history import ClusterHistory, get_op, put_op, unchanged
 from rendezvous_async.backends.etcd.lease import KeepAlives, lease_id
 from rendezvous_async.backends.etcd.reads import key_range
+from rendezvous_async.backends.values import Commit, Condition, Delete, Put, Write
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousSessionError
 
 __all__ = ["Commits", "grant"]
@@ -40,19 +40,19 @@ KEEP_PAGE_EVERY = 20.0
 MAX_LOST_SLOTS = 64
 _VOID = b"void"
 _NO_LEASE = 2**63 - 1
-"""An id that is never granted, for sessions whose id is not even one of ours."""
+"""A lease id that is never granted; stands for session ids that are not valid."""
 
 
-async def grant(cluster: Cluster, rng: Random, ttl: int) -> tuple[int, int]:
-    """Have a lease granted; return its id and TTL.
+async def grant(cluster: ClusterClient, rng: Random, ttl: int) -> tuple[int, int]:
+    """Grant a lease; return its id and TTL.
 
-    The id is ours to choose, so that a request that is sent again does not leave a second lease behind.
+    The client chooses the id, so that a retry does not leave a second lease behind.
     """
     lease = rng.getrandbits(62) + 1
     try:
         answer = await cluster.call("LeaseGrant", rpc.LeaseGrantRequest(TTL=ttl, ID=lease))
     except EtcdRefusedError as error:
-        if error.fault is not Fault.LEASE_EXISTS:
+        if error.fault is not EtcdFault.LEASE_EXISTS:
             raise
         answer = await cluster.call("LeaseTimeToLive", rpc.LeaseTimeToLiveRequest(ID=lease))
         return lease, answer.grantedTTL
@@ -60,7 +60,7 @@ async def grant(cluster: Cluster, rng: Random, ttl: int) -> tuple[int, int]:
 
 
 class _Slot:
-    """Where one commit at a time leaves its marker; ``revision`` is when that was last written, 0 for never."""
+    """The marker key of one commit at a time; ``revision`` is that of its last put, 0 if never written."""
 
     def __init__(self, key: str, lease: int) -> None:
         self.key = key
@@ -68,7 +68,7 @@ class _Slot:
         self.revision = 0
 
 
-class _Page:
+class _MarkerPage:
     """A lease and the slots that belong to it."""
 
     def __init__(self, prefix: str, lease: int) -> None:
@@ -86,29 +86,29 @@ class _Page:
 
 
 class Commits:
-    """Makes commits; ``run()`` is run by the backend's owner task."""
+    """Makes commits; the driver's owner task runs ``run()``."""
 
     def __init__(
-        self, cluster: Cluster, history: History, keep_alives: KeepAlives, namespace: str, rng: Random
+        self, cluster: ClusterClient, history: ClusterHistory, keep_alives: KeepAlives, namespace: str, rng: Random
     ) -> None:
         self._cluster = cluster
         self._history = history
         self._keep_alives = keep_alives
         self._namespace = namespace
         self._rng = rng
-        self._page: _Page | None = None
+        self._page: _MarkerPage | None = None
         self._batches = Batches(cluster)
         self._turning = anyio.Lock()
         self._number = 0
 
     async def run(self) -> None:
-        """Send what is to be sent together, and keep the page alive."""
+        """Send batches and keep the page alive."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._batches.run)
             await self._keep_page()
 
     def close(self) -> None:
-        """Let nobody wait for a batch any more."""
+        """Release the commits that wait for a batch."""
         self._batches.close()
 
     async def _keep_page(self) -> None:
@@ -124,16 +124,16 @@ class Commits:
                     self._drop(page)
 
     async def aclose(self, deadline: float) -> None:
-        """Delete the markers, if etcd can be reached until then."""
+        """Delete the markers, if etcd answers before the deadline."""
         page, self._page = self._page, None
         if page is not None:
             await self._cluster.call("LeaseRevoke", rpc.LeaseRevokeRequest(ID=page.lease), deadline=deadline)
 
     async def commit(self, writes: Sequence[Write], when: Sequence[Condition]) -> Commit:
-        """Do all writes at once if every condition holds, else none, and exactly once."""
+        """Apply all writes exactly once if every condition holds; otherwise apply none."""
         while True:
             if foreign := any(each.token and each.token.epoch != self._history.epoch for each in when):
-                await self._history.verify()  # it may be we who do not know the present epoch yet
+                await self._history.verify()  # Perhaps it is this client that has not seen the new epoch.
             if foreign or not writes:
                 commit = await self._check(when)
                 if not (commit.won and writes):
@@ -152,7 +152,7 @@ class Commits:
                 kept = True
                 raise
             finally:
-                # Of a commit that was given up a copy may still be under way, and its slot must not be used again.
+                # A copy of a cancelled commit may still be in flight, so its slot must not be reused.
                 if kept:
                     page.free.append(slot)
                 else:
@@ -161,7 +161,7 @@ class Commits:
                 return done
 
     async def _attempt(self, slot: _Slot, writes: Sequence[Write], when: Sequence[Condition]) -> Commit | None:
-        """Make one commit in a slot; None if the epoch has changed and nothing has happened."""
+        """Make one commit in a slot; return None if the epoch has changed and nothing was written."""
         self._number += 1
         number = b"%d" % self._number
         request = rpc.TxnRequest(
@@ -169,33 +169,33 @@ class Commits:
             success=[put_op(slot.key, number, slot.lease), *(self._operation(write) for write in writes)],
             failure=[get_op(self._history.key), get_op(slot.key), *(get_op(each.key) for each in when)],
         )
-        tally = Tally()
+        trail = CallTrail()
         try:
-            response, revision = await self._batches.send(request, writes, when, tally)
+            response, revision = await self._batches.send(request, writes, when, trail)
         except EtcdRefusedError as error:
-            raise await self._refusal(error, slot, tally, writes) from error
+            raise await self._refusal(error, slot, trail, writes) from error
         if response.succeeded:
             slot.revision = revision
             return Commit(True, self._history.token(slot.revision))
         if not self._history.holds(response):
             await self._history.load()
-            if tally.doubt:
-                raise self._unknown("etcd lost its data meanwhile")
+            if trail.doubt:
+                raise self._unknown("etcd has lost its data since")
             return None
         marker = response.responses[1].response_range.kvs
         if marker and marker[0].value == number:
             slot.revision = marker[0].mod_revision
             return Commit(True, self._history.token(slot.revision))
         if (marker[0].mod_revision if marker else 0) != slot.revision:
-            raise self._unknown("its marker is gone") if tally.doubt else _PageGoneError
-        if tally.doubt and (won := await self._void(slot, number)) is not None:
+            raise self._unknown("its marker is gone") if trail.doubt else _PageGoneError
+        if trail.doubt and (won := await self._void(slot, number)) is not None:
             return won
         found = [pair for read in response.responses[2:] for pair in read.response_range.kvs]
         entries = {pair.key: self._history.entry(pair) for pair in found}
         return Commit(False, self._history.token(revision), tuple(entries.values()))
 
     async def _void(self, slot: _Slot, number: bytes) -> Commit | None:
-        """Make sure that no copy of a commit is applied from now on; return the commit if one was applied before."""
+        """Void all copies of a commit; return the commit if one was already applied."""
         void = _VOID + number
         request = rpc.TxnRequest(
             compare=[unchanged(slot.key, slot.revision)],
@@ -215,23 +215,25 @@ class Commits:
         slot.revision = marker[0].mod_revision
         return Commit(True, self._history.token(slot.revision)) if marker[0].value == number else None
 
-    async def _refusal(self, error: EtcdRefusedError, slot: _Slot, tally: Tally, writes: Sequence[Write]) -> Exception:
-        """Return what to raise when a commit was refused.
+    async def _refusal(
+        self, error: EtcdRefusedError, slot: _Slot, trail: CallTrail, writes: Sequence[Write]
+    ) -> Exception:
+        """Return the error to raise for a refused commit.
 
-        If a lease is gone, the comparisons held: no earlier copy was applied, and under that lease none can be.
+        If a lease is gone, the comparisons held: no earlier copy was applied, and none can be under that lease.
         """
-        if error.fault is Fault.TOO_LARGE:
+        if error.fault is EtcdFault.TOO_LARGE:
             return ValueError(f"{error}; split the commit")
-        if error.fault is not Fault.LEASE_GONE:
+        if error.fault is not EtcdFault.LEASE_GONE:
             return error
         page = await self._cluster.call("LeaseTimeToLive", rpc.LeaseTimeToLiveRequest(ID=slot.lease))
         if page.TTL > 0:
             sessions = sorted({write.session for write in writes if isinstance(write, Put) and write.session})
             return RendezvousSessionError(f"session {' or '.join(sessions)} has ended; nothing was written")
-        return self._unknown("its lease is gone") if tally.doubt else _PageGoneError()
+        return self._unknown("its lease is gone") if trail.doubt else _PageGoneError()
 
     async def _check(self, when: Sequence[Condition]) -> Commit:
-        """Answer a commit that writes nothing, or one that is known to lose: a condition is of another epoch."""
+        """Answer a commit without writes, or one that must lose since a condition is of another epoch."""
         keys = list(dict.fromkeys(each.key for each in when))
         listing = await self._history.read(keys or [self._history.key])
         entries = {entry.key: entry for entry in listing.entries if keys}
@@ -255,19 +257,19 @@ class Commits:
             f"a commit to {self._cluster.endpoint} got no answer and may or may not have happened: {why}"
         )
 
-    async def _turn(self) -> _Page:
-        """Return the page in use; a new one at first, and when too many slots of the old one were given up."""
+    async def _turn(self) -> _MarkerPage:
+        """Return the current page; start a new one if there is none or it has lost too many slots."""
         page = self._page
         if page is not None and page.lost < MAX_LOST_SLOTS:
             return page
         async with self._turning:
             if self._page is page:
                 lease, _ = await grant(self._cluster, self._rng, PAGE_TTL)
-                self._page = _Page(self._namespace, lease)
+                self._page = _MarkerPage(self._namespace, lease)
             assert self._page is not None
             return self._page
 
-    def _drop(self, page: _Page) -> None:
+    def _drop(self, page: _MarkerPage) -> None:
         if self._page is page:
             self._page = None
 

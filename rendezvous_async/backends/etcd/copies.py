@@ -1,8 +1,8 @@
-"""The copies of one call that are under way at different members: the first useful answer counts.
+"""The copies of one call in flight to different members: the first useful answer wins.
 
-A member whose machine has died, or that hands on a request to a leader that has died, never answers. So a call is not
-given up to ask the next member: another copy of it is sent, and the earlier ones may still be answered. Copies whose
-answer nobody needs any more end with their answer or at their deadline (see calls.py).
+A member whose machine has died, or that forwards a request to a dead leader, never answers. So a call is not cancelled
+before the next member is asked: another copy is sent, and earlier copies may still be answered. Copies that are no
+longer needed end with their answer or at their deadline (see calls.py).
 """
 
 from __future__ import annotations
@@ -13,53 +13,53 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
-from rendezvous_async import clock
+from rendezvous_async.aio import clock
 from rendezvous_async.backends.etcd.calls import Calls, error_of
 from rendezvous_async.backends.etcd.faults import is_silence
 
 if TYPE_CHECKING:
-    from rendezvous_async.backends.etcd.channel import Member
+    from rendezvous_async.backends.etcd.channel import ClusterMember
 
 __all__ = ["Copies", "Outcome"]
 
 
 class Outcome(NamedTuple):
-    """How one copy ended.
+    """The outcome of one copy.
 
     Attributes:
-        member: Who was asked.
-        token: The auth token that went with it.
+        member: The member that was asked.
+        token: The auth token that was sent.
         error: Why there is no response; None if there is one.
     """
 
-    member: Member
+    member: ClusterMember
     token: str | None
     response: Any
     error: Exception | None
 
 
 class Copies:
-    """The copies of one call; ``len()`` of it is how many are unanswered."""
+    """The copies of one call; ``len()`` counts the unanswered ones."""
 
     def __init__(self, under_way: Calls) -> None:
         self._under_way = under_way
-        self._unanswered: dict[asyncio.Task[Any], tuple[Member, str | None]] = {}
+        self._unanswered: dict[asyncio.Task[Any], tuple[ClusterMember, str | None]] = {}
 
     def __len__(self) -> int:
         return len(self._unanswered)
 
-    def send(self, member: Member, token: str | None, call: Awaitable[Any]) -> None:
+    def send(self, member: ClusterMember, token: str | None, call: Awaitable[Any]) -> None:
         """Add a copy that has just been sent to a member."""
         self._unanswered[self._under_way.start(call)] = (member, token)
 
-    def waits_for(self, member: Member) -> bool:
-        """Tell whether a member was asked and has not answered."""
+    def waits_for(self, member: ClusterMember) -> bool:
+        """Return whether a member was asked and has not answered."""
         return any(asked is member for asked, _ in self._unanswered.values())
 
     async def first(self, seconds: float) -> Outcome | None:
-        """Return how the first copy ends; None if none does within ``seconds``.
+        """Return the outcome of the first copy to end; None if none does within ``seconds``.
 
-        A copy that runs into its deadline is no news as long as others are unanswered.
+        A copy that reaches its deadline is ignored while others are unanswered.
         """
         until = clock.now() + seconds
         while self._unanswered:
@@ -68,7 +68,7 @@ class Copies:
             if not done:
                 if clock.now() - until <= seconds / 2:
                     return None
-                # This process stood still itself: there may be answers that it has not read yet.
+                # This process itself was stalled: answers may be waiting to be read.
                 until = clock.now() + seconds
                 continue
             task = done.pop()

@@ -1,6 +1,6 @@
-"""What an answer of etcd that is not an answer means: the one place where gRPC's errors become ours.
+"""Classifies gRPC errors: the one place where they are mapped to this library's errors.
 
-etcd tells its errors apart by gRPC code and by text; the texts are part of its client API and are stable.
+etcd's errors differ by gRPC code and by text; the texts are part of its client API and stable.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rendezvous_async.errors import RendezvousConnectionError
 
 __all__ = [
     "ConnectionTornError",
+    "EtcdFault",
     "EtcdRefusedError",
-    "Fault",
     "answer_of",
     "describe",
     "is_final",
@@ -48,52 +48,52 @@ _FINAL = frozenset(
         rpc.StatusCode.UNIMPLEMENTED,
     }
 )
-"""Who is refused with one of these will be refused again: a wrong password, no permission, no etcd at all."""
+"""Retrying is useless after one of these: a wrong password, no permission, not an etcd at all."""
 _NOT_TRUSTED = (
-    "the server refused the client certificate, or wants one: give a valid cert and key of an authority that it trusts"
+    "the server rejected or requires a client certificate: give a valid cert and key from an authority that it trusts"
 )
 _HOPELESS = {
     "certificate_verify_failed": "the server's certificate is not signed by the given ca",
     "hostname verification check failed": "the server's certificate is for another name",
-    "alert_bad_certificate": "the server wants a client certificate that it trusts: give cert and key",
-    "alert_certificate_required": "the server wants a client certificate: give cert and key",
+    "alert_bad_certificate": "the server requires a client certificate that it trusts: give cert and key",
+    "alert_certificate_required": "the server requires a client certificate: give cert and key",
     "alert_unknown_ca": _NOT_TRUSTED,
     "alert_certificate_(expired|revoked|unknown)": _NOT_TRUSTED,
-    # In TLS 1.3 the client's handshake is over when its certificate is refused, and gRPC does not tell the alert.
+    # In TLS 1.3 the certificate is rejected after the client's handshake, and gRPC does not show the alert.
     "failed to connect to all addresses.*unwrap failed": _NOT_TRUSTED,
-    "http1.x server": "the server speaks HTTP/1 only: this is no etcd, or one of version 2",
+    "http1.x server": "the server speaks HTTP/1 only: it is not etcd, or it is version 2",
 }
 _HINTS = _HOPELESS | {
-    "handshake read failed": "the server broke off the TLS handshake; if it does not speak TLS, use etcd://",
-    "failed to connect to all addresses.*socket closed": "the server hung up; if it speaks TLS, use etcds://",
+    "handshake read failed": "the server aborted the TLS handshake; if it does not use TLS, use etcd://",
+    "failed to connect to all addresses.*socket closed": "the server closed the connection; if it uses TLS, use etcds://",
 }
 
 
-class Fault(Enum):
-    """What to do about an error."""
+class EtcdFault(Enum):
+    """The kinds of errors, by what to do about them."""
 
     ELSEWHERE = auto()
-    """Nobody answered, or not usefully: ask again, another member first; a write may have happened."""
+    """No usable answer: retry, on another member first; a write may have happened."""
     HOPELESS = auto()
-    """This member will not do, now or later; another might."""
+    """This member cannot be used; another might."""
     RENEW = auto()
-    """The auth token is not valid any more: get a new one, then ask again."""
+    """The auth token is no longer valid: get a new one and retry."""
     LEASE_GONE = auto()
     """A lease named in the request does not exist."""
     LEASE_EXISTS = auto()
-    """A lease of that id has been granted before."""
+    """A lease with this id already exists."""
     REVISION = auto()
-    """The revision asked for is compacted, or this member has not come so far."""
+    """The requested revision is compacted, or this member has not reached it."""
     TOO_LARGE = auto()
-    """The request is over a limit of the server."""
+    """The request exceeds a limit of the server."""
     REFUSED = auto()
-    """The server understood and said no; asking again is no use."""
+    """The server refused the request; retrying is useless."""
 
 
 class EtcdRefusedError(RendezvousConnectionError):
-    """etcd answered, and the answer is no; ``fault`` says of what kind."""
+    """etcd refused a request; ``fault`` says why."""
 
-    def __init__(self, message: str, fault: Fault, *, final: bool = False) -> None:
+    def __init__(self, message: str, fault: EtcdFault, *, final: bool = False) -> None:
         self.fault = fault
         super().__init__(message, final=final)
 
@@ -102,42 +102,42 @@ class ConnectionTornError(Exception):
     """A call ended because its channel was closed under it."""
 
 
-def judge(error: Exception, *, has_user: bool) -> Fault:
-    """Tell what to do about an error of a call."""
+def judge(error: Exception, *, has_user: bool) -> EtcdFault:
+    """Classify the error of a call."""
     if not isinstance(error, rpc.AioRpcError):
-        return Fault.ELSEWHERE
+        return EtcdFault.ELSEWHERE
     code, text = error.code(), _details(error).lower()
     if code in _ELSEWHERE:
-        return Fault.HOPELESS if any(re.search(sign, text) for sign in _HOPELESS) else Fault.ELSEWHERE
+        return EtcdFault.HOPELESS if any(re.search(sign, text) for sign in _HOPELESS) else EtcdFault.ELSEWHERE
     if code is rpc.StatusCode.UNAUTHENTICATED or "revision of auth store is old" in text:
-        return Fault.RENEW if has_user else Fault.REFUSED
+        return EtcdFault.RENEW if has_user else EtcdFault.REFUSED
     if "user name is empty" in text and has_user:
-        return Fault.RENEW
+        return EtcdFault.RENEW
     if "lease not found" in text:
-        return Fault.LEASE_GONE
+        return EtcdFault.LEASE_GONE
     if "lease already exists" in text:
-        return Fault.LEASE_EXISTS
+        return EtcdFault.LEASE_EXISTS
     if code is rpc.StatusCode.OUT_OF_RANGE:
-        return Fault.REVISION
+        return EtcdFault.REVISION
     if "request is too large" in text or "too many operations" in text or "larger than max" in text:
-        return Fault.TOO_LARGE
+        return EtcdFault.TOO_LARGE
     if "too many requests" in text:
-        return Fault.ELSEWHERE
-    return Fault.REFUSED
+        return EtcdFault.ELSEWHERE
+    return EtcdFault.REFUSED
 
 
-def is_final(error: Exception, fault: Fault) -> bool:
-    """Tell whether to try again later is no use either."""
-    return fault is Fault.REFUSED and isinstance(error, rpc.AioRpcError) and error.code() in _FINAL
+def is_final(error: Exception, fault: EtcdFault) -> bool:
+    """Return whether retrying later is useless too."""
+    return fault is EtcdFault.REFUSED and isinstance(error, rpc.AioRpcError) and error.code() in _FINAL
 
 
 def is_silence(error: Exception) -> bool:
-    """Tell whether a member took the call and did not answer in time."""
+    """Return whether a member took the call and did not answer in time."""
     return isinstance(error, rpc.AioRpcError) and error.code() is rpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def describe(error: Exception) -> str:
-    """Say in one line what an error of a call was."""
+    """Return a one-line description of the error of a call."""
     if not isinstance(error, rpc.AioRpcError):
         return str(error) or type(error).__name__
     text = _details(error)
@@ -150,16 +150,16 @@ def describe(error: Exception) -> str:
     if error.code() is rpc.StatusCode.UNIMPLEMENTED:
         return f"the server does not know etcd's v3 API ({text})"
     if "user name is empty" in lowered:
-        return "etcd wants a user and a password (etcdserver: user name is empty)"
+        return "etcd requires a user and a password (etcdserver: user name is empty)"
     return text or error.code().name.lower().replace("_", " ")
 
 
 async def answer_of(call: Awaitable[T]) -> T:
-    """Await a gRPC call so that cancellation works as everywhere else.
+    """Await a gRPC call, and tell cancellation apart from a closed channel.
 
-    grpc.aio answers a cancelled scope, and a channel that is closed during the call, with the same bare CancelledError.
-    The first must come out as the scope's own, or ``move_on_after`` does not recognise it; the second is no
-    cancellation at all, and must not end the task that awaited it.
+    grpc.aio raises the same bare CancelledError for a cancelled scope and for a channel that was closed during the
+    call. The first must be raised as the scope's own, or ``move_on_after`` does not recognise it. The second is not a
+    cancellation and must not end the awaiting task.
     """
     try:
         return await call
@@ -172,7 +172,7 @@ async def answer_of(call: Awaitable[T]) -> T:
     except (UsageError, asyncio.InvalidStateError):
         raise ConnectionTornError("the connection is closed") from None
     finally:
-        del call  # An error holds this frame, and a future its error: garbage that only a collection would find.
+        del call  # Breaks the cycle of error, frame and future.
 
 
 def _details(error: rpc.AioRpcError) -> str:

@@ -1,12 +1,12 @@
-"""The stream of all watches of a backend: one feed on it for each name, however many watch that name.
+"""The stream of all watches of a driver, with one feed for each watched name.
 
-A feed is started "from now", and etcd says which revision that was; after a break it resumes where it stood. Within one
-feed etcd delivers in order and whole commits; between feeds it promises nothing. What two feeds have delivered is known
-to be whole once the stream has told its progress (a barrier). It is asked twice: servers before 3.5.8 may answer
-before they have sent what was already queued.
+A feed starts "from now", and etcd says which revision that was; after a lost connection it resumes where it stopped.
+Within a feed, etcd delivers whole commits in order; between feeds it guarantees nothing. What several feeds have
+delivered is known to be complete once the stream has reported its progress (a barrier). Progress is requested twice:
+servers before 3.5.8 may answer before they have sent what was already queued.
 
-**How current.** Now and then the cluster is asked, through consensus, for its revision; when a barrier has passed that
-revision, every watch is known to be as current as the moment of asking.
+**Freshness.** From time to time the driver asks the cluster, through consensus, for its revision. When a barrier has
+passed that revision, every watch is as current as the time of that question.
 """
 
 from __future__ import annotations
@@ -17,33 +17,34 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from aetcd import rpc
 
-from rendezvous_async import clock
-from rendezvous_async.backends.base import Entry
-from rendezvous_async.backends.etcd.channel import Cluster
-from rendezvous_async.backends.etcd.faults import EtcdRefusedError, Fault
-from rendezvous_async.backends.etcd.history import History, key_of
+from rendezvous_async.aio import clock
+from rendezvous_async.backends.driver import closed_error
+from rendezvous_async.backends.etcd.channel import ClusterClient
+from rendezvous_async.backends.etcd.faults import EtcdFault, EtcdRefusedError
+from rendezvous_async.backends.etcd.history import ClusterHistory, key_of
 from rendezvous_async.backends.etcd.reads import key_range
 from rendezvous_async.backends.etcd.stream import Stream
+from rendezvous_async.backends.values import Entry
 from rendezvous_async.errors import RendezvousConnectionError
 
 if TYPE_CHECKING:
-    from rendezvous_async.backends.etcd.watch import EtcdWatch
+    from rendezvous_async.backends.etcd.watch import EtcdSubscription
 
 __all__ = ["Feed", "Feeds"]
 
 CHECK_EVERY = 1.0
 ASK_AGAIN_AFTER = 0.25
 CATCHING_UP = 0.5
-"""Seconds after which a new feed of a server before 3.5.8 has surely caught up; its progress does not count others."""
+"""Seconds until a new feed has caught up on a server before 3.5.8, whose progress ignores feeds that have not."""
 
 
 class Feed:
     """One name on the stream.
 
     Attributes:
-        start: The next revision that it will deliver; 0 until etcd has said what "now" is.
-        id: Names it on the stream that is open.
-        sure_at: From this moment on it has caught up, if it is ``created``.
+        start: The next revision to deliver; 0 until etcd has said what "now" is.
+        id: Its watch id on the open stream.
+        sure_at: The time from which it has caught up, if it is ``created``.
     """
 
     def __init__(self, name: str, start: int) -> None:
@@ -53,33 +54,32 @@ class Feed:
         self.created = False
         self.sure_at = 0.0
         self.refused = False
-        self.watches: dict[EtcdWatch, None] = {}
+        self.watches: dict[EtcdSubscription, None] = {}
         self.parts: list[Any] = []
 
     def __repr__(self) -> str:
         return f"<Feed {self.name} from {self.start or 'now'}>"
 
     def sure(self) -> bool:
-        """Tell whether a barrier proves that this feed has delivered what it had."""
+        """Return whether a barrier proves that this feed has delivered everything."""
         return self.created and self.sure_at <= clock.now()
 
     def reset(self) -> None:
-        """Start again from now: what it was to deliver next does not exist any more."""
+        """Start again from now: the next revision to deliver no longer exists."""
         self.start = 0
         self.created = False
         self.parts = []
 
 
 class Feeds(Stream):
-    """The stream of all watches of a backend."""
+    """The stream of all watches of a driver."""
 
     method = "Watch"
 
-    def __init__(self, cluster: Cluster, history: History) -> None:
+    def __init__(self, cluster: ClusterClient, history: ClusterHistory) -> None:
         super().__init__(cluster)
         self.history = history
-        self.closed = False
-        self.watches: dict[EtcdWatch, None] = {}
+        self.watches: dict[EtcdSubscription, None] = {}
         self._check_every = CHECK_EVERY
         self._shared: dict[str, Feed] = {}
         self._feeds: dict[Feed, None] = {}
@@ -91,15 +91,15 @@ class Feeds(Stream):
         self._barrier = _Barrier()
         self._barrier_begun = anyio.Event()
         self._proof: tuple[float, int] | None = None
-        self._heard_at = 0.0
+        self._received_at = 0.0
         history.on_change(self._restart)
 
     def expect_ttl(self, ttl: float) -> None:
-        """Check often enough for somebody who gives up a watch that shows no progress for this long."""
+        """Check often enough for a client that gives up a watch without progress for this long."""
         self._check_every = min(self._check_every, ttl / 4)
 
-    def subscribe(self, watch: EtcdWatch, name: str, after: int | None) -> Feed:
-        """Have what changes under a name offered to ``watch``, from now on or since ``after``."""
+    def subscribe(self, watch: EtcdSubscription, name: str, after: int | None) -> Feed:
+        """Offer the changes under a name to ``watch``, from now on or since ``after``."""
         feed = self._shared.get(name)
         if feed is None or (after is not None and not 0 < feed.start <= after + 1):
             feed = Feed(name, 0 if after is None else after + 1)
@@ -112,8 +112,8 @@ class Feeds(Stream):
         self.watches[watch] = None
         return feed
 
-    def unsubscribe(self, watch: EtcdWatch, feed: Feed) -> None:
-        """Undo ``subscribe``; the last one out ends the feed."""
+    def unsubscribe(self, watch: EtcdSubscription, feed: Feed) -> None:
+        """Undo ``subscribe``; end the feed with its last watch."""
         for watches in (self.watches, feed.watches, self._barrier.now, self._barrier.next):
             watches.pop(watch, None)
         if not feed.watches and feed in self._feeds:
@@ -122,13 +122,12 @@ class Feeds(Stream):
                 self.send(rpc.WatchRequest(cancel_request=rpc.WatchCancelRequest(watch_id=feed.id)))
 
     def close(self) -> None:
-        """Wake every watch, so that it finds out that the backend is closed."""
-        self.closed = True
+        """End every watch: the driver is closed."""
         for watch in tuple(self.watches):
-            watch.wake()
+            watch.fail(closed_error("etcd"))
 
-    def want_barrier(self, watch: EtcdWatch) -> None:
-        """Have ``watch.confirm()`` called when all feeds have delivered what they have now."""
+    def want_barrier(self, watch: EtcdSubscription) -> None:
+        """Call ``watch.confirm()`` once all feeds have delivered everything up to now."""
         self._barrier.next[watch] = None
         self._begin_barrier()
 
@@ -152,7 +151,7 @@ class Feeds(Stream):
     def _opened(self) -> None:
         self._by_id.clear()
         self._creating.clear()
-        self._heard_at = clock.now()
+        self._received_at = clock.now()
         for feed in self._feeds:
             self._create(feed)
         self._barrier.phase = 0
@@ -177,10 +176,10 @@ class Feeds(Stream):
         self.send(rpc.WatchRequest(create_request=create))
 
     def _received(self, response: Any) -> None:
-        self._heard_at = clock.now()
+        self._received_at = clock.now()
         feed = self._by_id.get(response.watch_id)
         if response.created and self._creating:
-            # Answered in the order of the requests; one that is refused may come back without its id.
+            # Answers come in the order of the requests; a refusal may lack the id.
             feed = self._creating.popleft()
             if feed not in self._feeds:
                 return
@@ -229,14 +228,14 @@ class Feeds(Stream):
             self._create(feed)
         elif "permission denied" in response.cancel_reason or "auth token" in response.cancel_reason:
             if self._cluster.has_user and not feed.refused:
-                # It may be no more than a token that has expired, which etcd calls the same.
+                # Perhaps just an expired token: etcd reports it in the same way.
                 feed.refused = self._stale_token = True
                 self.reopen("a watch was refused")
                 return
             self._forget(feed)
             error = EtcdRefusedError(
                 f"etcd at {self.member.address} refused a watch of {feed.name}: {response.cancel_reason}",
-                Fault.REFUSED,
+                EtcdFault.REFUSED,
                 final=True,
             )
             for watch in tuple(feed.watches):
@@ -251,7 +250,7 @@ class Feeds(Stream):
             del self._shared[feed.name]
 
     def _restart(self) -> None:
-        """Start everything over, in another history."""
+        """Start all feeds and watches over in the new history."""
         for feed in self._feeds:
             feed.reset()
         for watch in self.watches:
@@ -259,7 +258,7 @@ class Feeds(Stream):
         self._proof = None
         self.reopen("another history")
 
-    # Barriers and how current we are
+    # Barriers and freshness
 
     def _begin_barrier(self) -> None:
         barrier = self._barrier
@@ -281,7 +280,7 @@ class Feeds(Stream):
             barrier.phase, barrier.revision = 2, revision
             self._ask_progress()
         elif barrier.phase == 2:
-            # The second answer proves what the first one claimed, and no more than that.
+            # The second answer proves the revision of the first, not its own.
             barrier.phase = 0
             now, barrier.now = barrier.now, {}
             for watch in now:
@@ -308,35 +307,35 @@ class Feeds(Stream):
                 self._begin_barrier()
 
     async def _ask_progress_again(self) -> None:
-        # Servers drop the question while a feed catches up; a stream on which nothing comes at all is dead.
+        # Servers drop progress requests while a feed catches up. A stream on which nothing arrives is dead.
         while True:
             await self._barrier_begun.wait()
             looked_at = clock.now()
             await anyio.sleep(ASK_AGAIN_AFTER)
             now = clock.now()
             if now - looked_at > 2 * ASK_AGAIN_AFTER:
-                self._heard_at = max(self._heard_at, looked_at)  # We stood still; what has come may not be read yet.
+                self._received_at = max(self._received_at, looked_at)  # The loop was stalled; answers may be unread.
             if not self._barrier.phase:
                 self._barrier_begun = anyio.Event()
-            elif now - self._heard_at > self._cluster.call_timeout:
+            elif now - self._received_at > self._cluster.call_timeout:
                 self.move_on("a watch stream has gone silent")
             elif now - self._barrier.asked_at >= ASK_AGAIN_AFTER:
                 self._ask_progress()
 
 
 class _Barrier:
-    """The question for progress that is out.
+    """The pending progress request.
 
     Attributes:
-        phase: Which of the two questions it is; 0 for none.
-        revision: What the first was answered with.
-        now: Who waits for it.
-        next: Who waits for the next one.
+        phase: 1 or 2 for the first or second request; 0 for none.
+        revision: The answer to the first.
+        now: The watches that wait for it.
+        next: The watches that wait for the next one.
     """
 
     def __init__(self) -> None:
         self.phase = 0
         self.revision = 0
         self.asked_at = 0.0
-        self.now: dict[EtcdWatch, None] = {}
-        self.next: dict[EtcdWatch, None] = {}
+        self.now: dict[EtcdSubscription, None] = {}
+        self.next: dict[EtcdSubscription, None] = {}

@@ -1,10 +1,10 @@
-"""gRPC does not survive a fork: a child that was forked after etcd was used is told so, and does not crash.
+"""Guards against forks: gRPC does not survive one, so a child forked after etcd was used gets an error, not a crash.
 
-* None of gRPC's threads is in the child. gRPC's own fork handlers start them again, on state that was being changed
-  when the process forked: up to a third of all children died of it, even if they did nothing (grpcio 1.85.1). So the
-  handlers are switched off, unless the user has set ``GRPC_ENABLE_FORK_SUPPORT`` or imported grpc before.
-* A call in the child would never be answered, and would take answers away from the parent, so it is refused.
-* The child shares its parent's connections: what it closed or cancelled would end for the parent. So it closes nothing.
+* gRPC's threads do not exist in the child. gRPC's own fork handlers restart them on state that was being changed
+  during the fork: up to a third of all children crashed, even if they did nothing (grpcio 1.85.1). So the handlers are
+  disabled, unless the user has set ``GRPC_ENABLE_FORK_SUPPORT`` or imported grpc before.
+* A call in the child would never be answered, and would steal answers from the parent, so it is refused.
+* The child shares its parent's connections: closing them would break the parent. So the child closes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if _SUPPORT in os.environ:
 else:
     os.environ[_SUPPORT] = "0"
     try:
-        import grpc  # It reads the variable when it is imported, and never again.
+        import grpc  # The variable is read once, on import.
     finally:
         del os.environ[_SUPPORT]
 del grpc
@@ -32,7 +32,7 @@ _user: int | None = None
 
 
 def in_child() -> bool:
-    """Tell whether this process was forked from one that had used gRPC."""
+    """Return whether this process was forked from one that had used gRPC."""
     return _user not in (None, os.getpid())
 
 
@@ -40,7 +40,7 @@ def check_process() -> None:
     """Note that this process uses gRPC.
 
     Raises:
-        RendezvousConnectionError: It must not, since it was forked from one that did.
+        RendezvousConnectionError: It was forked from a process that had used gRPC.
     """
     global _user
     if in_child():

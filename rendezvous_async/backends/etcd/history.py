@@ -1,10 +1,10 @@
-"""Which history of the cluster we are in: the epoch of every token, and reads that belong to it.
+"""The history of the cluster: the epoch of every token, and reads within it.
 
-etcd's cluster id is made of its members' addresses, so a cluster that has lost its data and is started anew has the
-same id and counts revisions from 1 again. What tells the two apart is a random text that the first client writes to
-``<namespace>/@epoch`` and nobody writes again (no run can have that key, since ``@`` is encoded in run ids). Every
-commit compares it, so no write ever goes to a history that the caller does not know of. Reads look at it when there is
-reason to: after every call that got no answer, and when the revision has fallen.
+etcd's cluster id is derived from its members' addresses, so a cluster that lost its data and was recreated has the same
+id and counts revisions from 1 again. To tell the two apart, the first client writes a random text to
+``<namespace>/@epoch``; it is never written again (no run can have that key, since ``@`` is encoded in run ids). Every
+commit compares it, so no write goes to a history unknown to the caller. Reads check it when there is reason to: after a
+call without an answer, and when the revision has decreased.
 
 Reads are plain Range calls, never transactions: etcd before 3.5.5 crashes when a client cancels a transaction that only
 reads. Several names are read as of one revision.
@@ -18,17 +18,17 @@ from typing import Any
 
 from aetcd import rpc
 
-from rendezvous_async.backends.base import Entry, Listing, Token
-from rendezvous_async.backends.etcd.channel import Cluster, logger
-from rendezvous_async.backends.etcd.faults import EtcdRefusedError, Fault
+from rendezvous_async.backends.etcd.channel import ClusterClient, logger
+from rendezvous_async.backends.etcd.faults import EtcdFault, EtcdRefusedError
 from rendezvous_async.backends.etcd.lease import session_id
 from rendezvous_async.backends.etcd.reads import Reads
+from rendezvous_async.backends.values import Entry, Listing, Token
 
-__all__ = ["History", "get_op", "key_of", "put_op", "unchanged"]
+__all__ = ["ClusterHistory", "get_op", "key_of", "put_op", "unchanged"]
 
 
 def key_of(pair: Any) -> str:
-    """Return the key of a KeyValue; one that somebody else put there need not be text."""
+    """Return the key of a KeyValue; a foreign key need not be valid text."""
     key: str = pair.key.decode(errors="backslashreplace")
     return key
 
@@ -43,10 +43,10 @@ def put_op(key: str, value: bytes, lease: int = 0) -> Any:
     return rpc.RequestOp(request_put=rpc.PutRequest(key=key.encode(), value=value, lease=lease))
 
 
-class History:
-    """The epoch in force, and how to notice that it has changed."""
+class ClusterHistory:
+    """The current epoch, and the detection of a new one."""
 
-    def __init__(self, cluster: Cluster, namespace: str, rng: Random) -> None:
+    def __init__(self, cluster: ClusterClient, namespace: str, rng: Random) -> None:
         self.epoch = ""
         self.guard: Any = None
         self.key = f"{namespace}@epoch"
@@ -59,21 +59,21 @@ class History:
         self._changed: list[Callable[[], None]] = []
 
     def __repr__(self) -> str:
-        return f"<History {self.epoch}>"
+        return f"<ClusterHistory {self.epoch}>"
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called when the cluster turns out to have another history."""
+        """Call ``callback`` when the epoch has changed."""
         self._changed.append(callback)
 
     def token(self, revision: int) -> Token:
         return Token(self.epoch, revision)
 
     def entry(self, pair: Any) -> Entry:
-        """Return what etcd calls a KeyValue as an entry."""
+        """Return a KeyValue as an entry."""
         return Entry(key_of(pair), pair.value, Token(self.epoch, pair.mod_revision), session_id(pair.lease))
 
     async def load(self, deadline: float | None = None) -> None:
-        """Read the epoch, or begin one."""
+        """Read the epoch; create it if there is none."""
         key = self.key.encode()
         fresh = f"{self._rng.getrandbits(48):012x}".encode()
         request = rpc.TxnRequest(
@@ -88,16 +88,16 @@ class History:
         self.epoch = f"{self._cluster_id:x}.{value.decode(errors='replace')}"
         self.guard = _compare(key=key, target=rpc.Compare.VALUE, value=value)
         if before not in ("", self.epoch):
-            logger.warning("etcd has another history than before: its data was lost, deleted or replaced")
+            logger.warning("etcd has a new history: its data was lost, deleted or replaced")
             for callback in self._changed:
                 callback()
 
     async def read(self, names: Sequence[str], past: int = 0) -> Listing:
-        """Return what stands under some names that do not overlap, as of one revision; linearizable.
+        """Return the entries under some names as of one revision; linearizable.
 
         Args:
-            names: Keys and subtrees.
-            past: A revision of the past, instead of now; refused as ``Fault.REVISION`` if etcd does not know it.
+            names: Keys and subtrees that do not overlap.
+            past: A past revision to read; refused as ``EtcdFault.REVISION`` if etcd no longer has it.
         """
         while True:
             if self._cluster.missed_answers != self._verified_after:
@@ -111,8 +111,8 @@ class History:
                     revision = revision or response.header.revision
                     entries.extend(self.entry(pair) for pair in response.kvs)
             except EtcdRefusedError as error:
-                if error.fault is Fault.REVISION and not past:
-                    continue  # another member that is not as far yet, or a compaction
+                if error.fault is EtcdFault.REVISION and not past:
+                    continue  # A member that lags behind, or a compaction.
                 raise
             if response.header.cluster_id != self._cluster_id or revision < floor:
                 await self.load()
@@ -122,7 +122,7 @@ class History:
                 return Listing(tuple(entries), Token(epoch, revision))
 
     async def verify(self) -> int:
-        """Make sure that the epoch is still the same, and return the revision of this moment."""
+        """Check that the epoch is unchanged, and return the current revision."""
         missed = self._cluster.missed_answers
         response = await self._reads.range(self.key)
         value = response.kvs[0].value if response.kvs else None
@@ -133,7 +133,7 @@ class History:
         return revision
 
     def holds(self, response: Any) -> bool:
-        """Tell whether a transaction that failed, with the epoch's key first in its failure branch, knew our epoch."""
+        """Return whether a failed transaction, with the epoch's key first in its failure branch, saw this epoch."""
         pairs = response.responses[0].response_range.kvs
         return bool(pairs) and pairs[0].value == self.guard.value
 
@@ -143,5 +143,5 @@ def _compare(**fields: Any) -> Any:
 
 
 def unchanged(key: str, revision: int) -> Any:
-    """Return the comparison that a key was last written at ``revision``; 0 means that there is no such key."""
+    """Return the comparison that a key was last written at ``revision``; 0 means that it does not exist."""
     return _compare(key=key.encode(), target=rpc.Compare.MOD, mod_revision=revision)

@@ -1,35 +1,32 @@
-"""Sessions are etcd leases, and all of a backend are kept alive over one stream.
+"""Sessions as etcd leases: the keep-alive stream of a driver.
 
-Answers come in the order of the requests, so the n-th answer for a lease is the answer to the n-th request: a caller
-never takes an answer to an earlier request for its own, which would move its deadline too far. A lease that is gone is
-answered with TTL 0 and with no error.
+Answers come in the order of the requests, so the n-th answer for a lease belongs to its n-th request. A caller never
+mistakes the answer to an earlier request for its own, which would extend its deadline too far. For a lease that is
+gone, etcd answers with TTL 0 and no error.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 from aetcd import rpc
 
-from rendezvous_async import clock
-from rendezvous_async.backends.base import Session, closed_error
-from rendezvous_async.backends.etcd.channel import MAX_DOUBLINGS, Cluster
+from rendezvous_async.aio import clock
+from rendezvous_async.backends.driver import closed_error
+from rendezvous_async.backends.etcd.channel import ClusterClient
 from rendezvous_async.backends.etcd.stream import Stream
-from rendezvous_async.errors import RendezvousConnectionError, RendezvousSessionError
+from rendezvous_async.errors import RendezvousConnectionError
 
-if TYPE_CHECKING:
-    from rendezvous_async.backends.etcd.backend import EtcdBackend
-
-__all__ = ["EtcdSession", "KeepAlives", "lease_id", "session_id"]
+__all__ = ["KeepAlives", "lease_id", "session_id"]
 
 SHORTEST_STALL = 0.5
 
 
 def session_id(lease: int) -> str | None:
-    """Return the session that a lease is; lease 0 is none."""
+    """Return the session id of a lease; None for lease 0."""
     return f"{lease:x}" if lease else None
 
 
@@ -43,11 +40,11 @@ def lease_id(session: str) -> int | None:
 
 
 class KeepAlives(Stream):
-    """The stream on which every lease of a backend is kept alive."""
+    """The stream that keeps every lease of a driver alive."""
 
     method = "LeaseKeepAlive"
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterClient) -> None:
         super().__init__(cluster)
         self._shortest_stall = cluster.call_timeout if cluster.size == 1 else cluster.ask_next_after
         self._longest_stall = cluster.call_timeout
@@ -70,7 +67,7 @@ class KeepAlives(Stream):
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         waiting = self._asked.setdefault(lease, deque())
         if not self.is_open and waiting and waiting[-1].done():
-            waiting.pop()  # who has given up in the meantime is not asked for again
+            waiting.pop()  # Cancelled: do not ask on its behalf.
         waiting.append(answer)
         self._ask(lease)
         self.want()
@@ -82,7 +79,7 @@ class KeepAlives(Stream):
         )
 
     def close(self) -> None:
-        """Fail whoever waits."""
+        """Fail the pending keep-alives."""
         self._closed = True
         for answers in self._asked.values():
             for answer in answers:
@@ -97,7 +94,7 @@ class KeepAlives(Stream):
             self.send(rpc.LeaseKeepAliveRequest(ID=lease))
 
     def _opened(self) -> None:
-        # What was asked on the stream before and is still waited for is asked again, in the same order.
+        # Repeat the requests of the previous stream that still have waiters, in the same order.
         self._sent_at.clear()
         for lease, answers in list(self._asked.items()):
             waiting = deque(answer for answer in answers if not answer.done())
@@ -112,7 +109,7 @@ class KeepAlives(Stream):
         self._silences = 0
         self.member.trouble = ""
         if self._sent_at:
-            # A cluster that is far away is not silent: wait for twice the time that the last answer took.
+            # A distant cluster is not silent: wait for twice the last round trip.
             took = clock.now() - self._sent_at.popleft()
             self._stall = min(self._longest_stall, max(self._shortest_stall, 2 * took))
         answers = self._asked.get(response.ID)
@@ -129,32 +126,16 @@ class KeepAlives(Stream):
                 self._waiting = anyio.Event()
                 await self._waiting.wait()
             looked_at = clock.now()
-            # Twice as long once all have been silent: each attempt throws away the answer that is on its way.
-            stall = self._stall * 2 ** min(self._silences // self._cluster.size, MAX_DOUBLINGS)
+            # Back off as calls do: quick while there may be an election, then slower, since each new attempt drops the
+            # pending answer. A longer wait for a dead leader would put this node out soon after the election.
+            stall = self._stall * self._cluster.slowness(self._silences)
             await anyio.sleep(stall / 4)
-            # After a stall of this loop answers may wait to be read; those that had come at the last look were read.
+            # After a stall of this loop, answers may be unread; count only up to the last look.
             now = clock.now()
             until = now if now - looked_at <= stall / 2 else looked_at
             if self._sent_at and until - self._sent_at[0] > stall:
-                # Even if the member is well: it may have handed on the request to a leader that has died, and then it
-                # does not look at the next one on this stream for seconds.
+                # The member itself may be healthy: if it forwarded the request to a dead leader, it blocks this
+                # stream for seconds.
                 self._silences += 1
                 self.move_on(f"no answer to a keep-alive in {stall:g} s")
                 return
-
-
-class EtcdSession(Session):
-    """A lease that this process has been granted."""
-
-    def __init__(self, lease: int, ttl: float, sent_at: float, backend: EtcdBackend) -> None:
-        super().__init__(f"{lease:x}", ttl, sent_at)
-        self._lease = lease
-        self._backend = backend
-
-    async def _refresh(self) -> None:
-        if not await self._backend.keep_alive(self._lease):
-            self.lost.set()
-            raise RendezvousSessionError(f"session {self.id} has ended: etcd knows no lease of that id")
-
-    async def aclose(self) -> None:
-        await self._backend.end_session(self.id)

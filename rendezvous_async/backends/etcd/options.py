@@ -1,80 +1,44 @@
-"""The options of ``etcd://`` and ``etcds://``, from the query or as keywords, checked before anything is sent."""
+"""The options of ``etcd://`` and ``etcds://``."""
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import ClassVar
 
-import anyio
-import grpc
+from rendezvous_async.backends.options import BackendOptions, FilePath, Seconds, SecretText, Text
+from rendezvous_async.settings import Endpoint
 
-from rendezvous_async.backends.base import DEFAULT_NAMESPACE
-from rendezvous_async.backends.names import check_name
-from rendezvous_async.settings import Endpoint, parse_seconds
-
-__all__ = ["Options", "read_options"]
-
-_FILES = ("ca", "cert", "key")
-_SECONDS = ("call_timeout", "connect_timeout")
+__all__ = ["EtcdOptions"]
 
 
-@dataclass(frozen=True)
-class Options:
-    """What can be set.
+class EtcdOptions(BackendOptions, frozen=True, kw_only=True):
+    """The options of ``etcd://`` and ``etcds://``.
 
     Attributes:
-        namespace: The prefix of all keys, with or without slashes around it.
-        user: With ``password``, who to log in as; the token is renewed by itself.
-        call_timeout: Seconds for one attempt at one call; after 0.15 of it the next member is asked, too.
-        connect_timeout: Seconds for all attempts at one call, and for opening the backend.
-        credentials: What ``ca``, ``cert`` and ``key`` hold; None without TLS.
+        user: The user to log in as, with ``password``; the auth token is renewed automatically.
+        call_timeout: Seconds for one attempt at a call; after 0.15 of it the next member is also asked.
+        connect_timeout: Seconds for all attempts at a call, and for opening the backend.
+        ca: For ``etcds://``: a file with the trusted authorities.
+        cert: For ``etcds://``: a file with the client certificate.
+        key: A file with its key.
     """
 
-    namespace: str = DEFAULT_NAMESPACE
-    user: str | None = None
-    password: str | None = None
-    call_timeout: float = 2.0
-    connect_timeout: float = 10.0
-    credentials: grpc.ChannelCredentials | None = None
+    instead: ClassVar[Mapping[str, str]] = {"secret": "user= and password="}
 
+    user: Text | None = None
+    password: SecretText | None = None
+    call_timeout: Seconds = 2.0
+    connect_timeout: Seconds = 10.0
+    ca: FilePath | None = None
+    cert: FilePath | None = None
+    key: FilePath | None = None
 
-KNOWN = (*(field.name for field in dataclasses.fields(Options) if field.name != "credentials"), *_FILES)
-
-
-async def read_options(endpoint: Endpoint, given: dict[str, Any]) -> Options:
-    """Return the options of an endpoint; files are read here."""
-    where = f"{endpoint.scheme}://"
-    given = {name: value for name, value in given.items() if value is not None}
-    for name in sorted(given.keys() - set(KNOWN)):
-        raise ValueError(f"{where} takes no option {name!r}; it knows {', '.join(KNOWN)}")
-    for name in _SECONDS:
-        if name in given:
-            given[name] = parse_seconds(name, given[name])
-    for name in ("namespace", "user", "password"):
-        if name in given and not (isinstance(given[name], str) and given[name].strip("/")):
-            raise ValueError(f"{name} must be a text that is not empty")
-    if "namespace" in given:
-        check_name(given["namespace"].strip("/"))
-    if ("user" in given) != ("password" in given):
-        raise ValueError(f"{where} needs both user and password, or neither")
-    files = {name: given.pop(name) for name in _FILES if name in given}
-    if files and endpoint.scheme != "etcds":
-        raise ValueError(f"{', '.join(files)}: certificates are for etcds://, not for {where}")
-    if ("cert" in files) != ("key" in files):
-        raise ValueError("a client certificate needs both cert and key")
-    if endpoint.scheme == "etcds":
-        given["credentials"] = await _credentials(files)
-    return Options(**given)
-
-
-async def _credentials(files: dict[str, str]) -> grpc.ChannelCredentials:
-    contents: dict[str, bytes] = {}
-    for name, path in files.items():
-        try:
-            contents[name] = await anyio.Path(path).read_bytes()
-        except OSError as error:
-            raise ValueError(f"{name}={path!r} cannot be read: {error.strerror}") from error
-    return grpc.ssl_channel_credentials(
-        root_certificates=contents.get("ca"), private_key=contents.get("key"), certificate_chain=contents.get("cert")
-    )
+    def validate(self, endpoint: Endpoint) -> None:
+        where = f"{endpoint.scheme}://"
+        if (self.user is None) != (self.password is None):
+            raise ValueError(f"{where} needs both user and password, or neither")
+        files = [name for name in ("ca", "cert", "key") if getattr(self, name) is not None]
+        if files and endpoint.scheme != "etcds":
+            raise ValueError(f"{', '.join(files)}: certificates are for etcds://, not for {where}")
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("a client certificate needs both cert and key")

@@ -1,10 +1,10 @@
-"""Reads that are shared: a thousand tasks of one process that read one key at once cost etcd two calls, not a thousand.
+"""Shares reads: a thousand tasks of one process that read the same key at once cost etcd two calls, not a thousand.
 
-A read may be answered by a call that was sent after the read was asked for, whoever sent it. So while a call for a name
-is under way, whoever wants the same gathers for the next one. A read of a past revision may be answered by any call.
+A read may use the answer of any call that was sent after the read began. So while a call for a name is in flight,
+further readers of that name share the next one. A read of a past revision may use any call.
 
-Nor do a thousand tasks that each read a key of their own at the same moment, all in one directory (their seats, say):
-if there is not much more in it, the directory is read once.
+Concurrent reads of different keys in one directory, such as the seats, are shared too: if the directory has not many
+other keys, it is read once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import anyio
 from aetcd import rpc
 from anyio.lowlevel import checkpoint
 
-from rendezvous_async.backends.etcd.channel import Cluster
+from rendezvous_async.backends.etcd.channel import ClusterClient
 from rendezvous_async.backends.etcd.faults import EtcdRefusedError
 from rendezvous_async.errors import RendezvousConnectionError
 
@@ -23,7 +23,7 @@ __all__ = ["Reads", "key_range"]
 
 MANY_SIBLINGS = 8
 STRANGERS = 4
-"""A directory is read at once if it has at most so many keys for each that is wanted."""
+"""A directory is read as a whole if it has at most this many keys for each wanted key."""
 
 
 def key_range(name: str) -> tuple[bytes, bytes]:
@@ -33,7 +33,7 @@ def key_range(name: str) -> tuple[bytes, bytes]:
 
 
 class _Flight:
-    """A call that several readers wait for; ``answer`` and ``error`` stay None if whoever made it was cancelled."""
+    """A call that several readers share; ``answer`` and ``error`` stay None if its sender was cancelled."""
 
     def __init__(self) -> None:
         self.landed = anyio.Event()
@@ -42,31 +42,31 @@ class _Flight:
 
 
 class _Siblings(_Flight):
-    """Keys of one directory that are wanted as of the same revision; ``answer`` is by key."""
+    """Keys of one directory to be read at the same revision; ``answer`` is by key."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: set[str] = set()
 
 
-class _Answer(NamedTuple):
-    """What a Range of one key would have answered."""
+class _RangeAnswer(NamedTuple):
+    """The answer that a Range of one key would have given."""
 
     header: Any
     kvs: list[Any]
 
 
 class Reads:
-    """Makes Range calls, as few as will do."""
+    """Makes Range calls, and shares them between readers."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterClient) -> None:
         self._cluster = cluster
         self._under_way: dict[tuple[str, int], _Flight] = {}
         self._gathering: dict[tuple[str, int], _Flight] = {}
         self._siblings: dict[tuple[str, int], _Siblings] = {}
 
     async def range(self, name: str, revision: int = 0) -> Any:
-        """Return etcd's answer for a key or a subtree: as of now, linearizable, or as of a revision that was seen."""
+        """Return etcd's answer for a key or subtree: linearizable, or as of a revision already seen."""
         if revision and not name.endswith("/"):
             answer = await self._among_siblings(name, revision)
             if answer is not None:
@@ -83,8 +83,8 @@ class Reads:
             if flight.answer is not None:
                 return flight.answer
 
-    async def _among_siblings(self, name: str, revision: int) -> _Answer | None:
-        """Return what stands at a key together with others that want it, or its siblings; None to read it alone."""
+    async def _among_siblings(self, name: str, revision: int) -> _RangeAnswer | None:
+        """Read a key together with its siblings; None if it must be read alone."""
         directory = name[: name.rindex("/") + 1]
         what = (directory, revision)
         siblings = self._siblings.get(what)
@@ -95,7 +95,7 @@ class Reads:
             self._siblings[what] = siblings = _Siblings()
             siblings.names.add(name)
             try:
-                await checkpoint()  # Whoever was woken by the same event as this task has asked when it is back.
+                await checkpoint()  # Tasks woken by the same event get to ask, too.
                 del self._siblings[what]
                 if len(siblings.names) >= MANY_SIBLINGS:
                     siblings.answer = await self._read_many(directory, revision, STRANGERS * len(siblings.names))
@@ -109,16 +109,16 @@ class Reads:
             return None
         header, found = siblings.answer
         pair = found.get(name.encode())
-        return _Answer(header, [] if pair is None else [pair])
+        return _RangeAnswer(header, [] if pair is None else [pair])
 
     async def _read_many(self, name: str, revision: int, limit: int) -> tuple[Any, dict[bytes, Any]] | None:
-        """Return what is under a name, by key; None if that is more than ``limit``, or not to be had."""
+        """Return the entries under a name by key; None if there are more than ``limit``, or etcd refuses."""
         key, end = key_range(name)
         request = rpc.RangeRequest(key=key, range_end=end, revision=revision, serializable=True, limit=limit)
         try:
             answer = await self._cluster.call("Range", request)
         except EtcdRefusedError:
-            return None  # Alone, each gets an answer of its own.
+            return None  # Each is read alone, and gets its own answer.
         return None if answer.more else (answer.header, {pair.key: pair for pair in answer.kvs})
 
     async def _fly(self, what: tuple[str, int], before: _Flight | None) -> Any:
@@ -132,7 +132,7 @@ class Reads:
             self._under_way[what] = flight
             name, revision = what
             key, end = key_range(name)
-            # Once a member has shown a revision, what it had then can be read without asking the others.
+            # A revision that has been seen can be read from one member, without consensus.
             request = rpc.RangeRequest(key=key, range_end=end, revision=revision, serializable=revision > 0)
             flight.answer = await self._cluster.call("Range", request)
             return flight.answer

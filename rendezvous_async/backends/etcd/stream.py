@@ -1,8 +1,7 @@
-"""One long-lived stream to the cluster, opened when it is needed and opened again whenever it breaks.
+"""A long-lived stream to the cluster, opened on first use and reopened whenever it breaks.
 
-Keep-alives and watches each have one, however many sessions and watches there are. What is sent goes through an outbox,
-so that a caller who is cancelled never cancels the stream. Nothing here is raised to anybody: a broken stream is a
-reason to open the next one.
+A driver has one for keep-alives and one for watches. Requests go through an outbox, so that a cancelled caller never
+cancels the stream. A broken stream raises nothing; the next one is opened.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ import anyio
 from aetcd import rpc
 from grpc.aio import EOF, UsageError
 
-from rendezvous_async import clock
-from rendezvous_async.backends.etcd.channel import FIRST_PAUSE, LONGEST_PAUSE, Cluster, logger
-from rendezvous_async.backends.etcd.faults import ConnectionTornError, Fault, answer_of, describe, judge
+from rendezvous_async.aio import clock
+from rendezvous_async.backends.etcd.channel import FIRST_PAUSE, LONGEST_PAUSE, ClusterClient, logger
+from rendezvous_async.backends.etcd.faults import ConnectionTornError, EtcdFault, answer_of, describe, judge
 from rendezvous_async.errors import RendezvousConnectionError
 
 __all__ = ["Stream"]
 
 
 class Stream(ABC):
-    """What keep-alives and watches have in common; ``run()`` is run by the backend's owner task."""
+    """The base of keep-alives and watches; the driver's owner task runs ``run()``."""
 
     method: str
-    """Which of etcd's calls it is."""
+    """The etcd call that opens the stream."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterClient) -> None:
         self._cluster = cluster
         self._outbox: deque[Any] = deque()
         self._filled = anyio.Event()
@@ -42,28 +41,28 @@ class Stream(ABC):
         cluster.on_move(self._follow)
 
     def want(self) -> None:
-        """Have the stream opened, now that somebody needs it."""
+        """Open the stream if it is not open yet."""
         self._wanted.set()
 
     def send(self, request: Any) -> None:
-        """Put a request in the outbox; while the stream is down it is dropped, and ``_opened`` makes up for that."""
+        """Queue a request. While the stream is down it is dropped; ``_opened`` makes up for it."""
         if self.is_open:
             self._outbox.append(request)
             self._filled.set()
 
     def reopen(self, why: str) -> None:
-        """Give up the stream as it is, and open another."""
+        """Close the current stream and open another."""
         if self._scope is not None:
             self._why = self._why or why
             self._scope.cancel()
 
     def move_on(self, why: str) -> None:
-        """Open the stream again at the next member; calls and other streams find out themselves whom to ask."""
+        """Reopen the stream at the next member; calls and other streams are not affected."""
         self.member = self._cluster.after(self.member)
         self.reopen(why)
 
     def _follow(self) -> None:
-        """Move to the member that is in use now."""
+        """Move to the member in use."""
         if self.member is not self._cluster.member:
             self.member = self._cluster.member
             self.reopen("another member is in use")
@@ -76,13 +75,13 @@ class Stream(ABC):
             started = clock.now()
             await self._once()
             logger.debug("%s stream to etcd ended: %s", self.method, self._why)
-            # One that was silent has cost time enough; only those that fail at once are tried less and less often.
+            # Back off only from streams that fail at once; a silent one has already taken its time.
             lasted = clock.now() - started >= self._cluster.ask_next_after
             pause = FIRST_PAUSE if lasted else min(2 * pause, LONGEST_PAUSE)
             await anyio.sleep(pause)
 
     async def _once(self) -> None:
-        """Open the stream, and serve it until it breaks."""
+        """Open the stream and serve it until it breaks."""
         self._why = ""
         with anyio.CancelScope() as self._scope:
             if await self._prepare():
@@ -110,16 +109,16 @@ class Stream(ABC):
             call.cancel()
         self._why = describe(error)
         match judge(error, has_user=self._cluster.has_user):
-            case Fault.RENEW:
+            case EtcdFault.RENEW:
                 with suppress(RendezvousConnectionError):
                     await self._cluster.renew(token)
             case fault:
-                self._cluster.leave(member, self._why, hopeless=fault is Fault.HOPELESS)
+                self._cluster.leave(member, self._why, hopeless=fault is EtcdFault.HOPELESS)
                 if self.member is member:
                     self.member = self._cluster.after(member)
 
     async def _read(self, call: Any) -> Exception:
-        """Take in responses until the stream breaks, and return why it did."""
+        """Handle responses until the stream breaks; return the error."""
         try:
             while (response := await self._cluster.under_way.answer(call.read())) is not EOF:
                 self._received(response)
@@ -128,9 +127,9 @@ class Stream(ABC):
         return ConnectionTornError("the server ended the stream")
 
     async def _write(self, call: Any) -> None:
-        # Why a write fails is told by the read that fails along with it.
+        # The read fails along with the write, and reports why.
         with suppress(rpc.AioRpcError, ConnectionTornError):
-            # A write would wait for this, too, and not notice that the call is cancelled.
+            # write() would wait for this too, but would not notice that the call is cancelled.
             await answer_of(call.wait_for_connection())
             while True:
                 while self._outbox:
@@ -139,17 +138,17 @@ class Stream(ABC):
                 await self._filled.wait()
 
     async def _prepare(self) -> bool:
-        """Do what must be done before the stream is opened; False to try again later."""
+        """Prepare for a new stream; return False to retry later."""
         return True
 
     @abstractmethod
     def _opened(self) -> None:
-        """Send what the new stream must know."""
+        """Send the first requests of a new stream."""
 
     @abstractmethod
     def _received(self, response: Any) -> None:
-        """Take in one response; must not wait."""
+        """Handle one response; must not block."""
 
     @abstractmethod
     async def _watch_over(self) -> None:
-        """Look after the stream while it is open: call ``reopen`` if it has gone silent."""
+        """Monitor the open stream; call ``reopen`` if it has gone silent."""

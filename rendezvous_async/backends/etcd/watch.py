@@ -1,77 +1,81 @@
-"""One reader's watch: what it has not read yet of some feeds, per key the newest.
+"""One watch: gathers the changes of some feeds and pushes the newest entry of each key.
 
-**No gap.** A watch reads its names only once it knows from which revision its feeds will deliver, so whatever the read
-does not see, the feeds will bring. Changes up to the revision of the read are dropped. When a feed has to start anew,
-since etcd has compacted what it was to deliver next, or has lost its data, everything is read again.
+**No gaps.** A watch reads its names only when it knows from which revision its feeds will deliver, so the feeds deliver
+whatever the read does not see. Changes up to the revision of the read are dropped. If a feed has to restart, because
+etcd has compacted the next revision or lost its data, everything is read again.
 
-**No half commits.** What comes for a watch of several names is kept, change by change, until a barrier has passed (see
-feeds.py); then the reader gets what stood at the revision of the barrier. Where a barrier proves nothing yet, the watch
-reads its names again.
+**No partial commits.** A watch of several names keeps the changes until a barrier has passed (see feeds.py); then the
+sink gets the state as of the revision of the barrier. If the barrier proves nothing yet, the watch reads its names
+again.
 """
 
 from __future__ import annotations
 
 import anyio
-from anyio.lowlevel import checkpoint
 
-from rendezvous_async import clock
-from rendezvous_async.backends.base import Entry, Listing, Token, Watch, closed_error
-from rendezvous_async.backends.etcd.faults import EtcdRefusedError, Fault
+from rendezvous_async.aio import clock
+from rendezvous_async.backends.driver import Sink
+from rendezvous_async.backends.etcd.faults import EtcdFault, EtcdRefusedError
 from rendezvous_async.backends.etcd.feeds import Feed, Feeds
-from rendezvous_async.backends.names import covers
+from rendezvous_async.backends.names import widest
+from rendezvous_async.backends.values import Entry, Listing, Token
 from rendezvous_async.errors import RendezvousConnectionError
 
-__all__ = ["EtcdWatch"]
+__all__ = ["EtcdSubscription"]
 
 MAX_ARRIVED = 10_000
-"""How many changes may wait for a barrier; beyond that everything is listed again."""
+"""Changes that may wait for a barrier; beyond that everything is read again."""
 
 
-class EtcdWatch(Watch):
-    """One reader's view of some feeds: per key the newest entry that it has not read yet."""
+class EtcdSubscription:
+    """One watch on some feeds.
 
-    def __init__(self, feeds: Feeds, names: tuple[str, ...], after: Token | None) -> None:
-        super().__init__(after)
-        # Names that another one covers are left out, so that each key comes over one feed, in order.
-        distinct = tuple(dict.fromkeys(names))
-        self._names = tuple(
-            name for name in distinct if not any(covers(other, name) and other != name for other in distinct)
-        )
-        self._hub = feeds
-        self._feeds: list[Feed] = []
-        self._after = after
-        self._must_list = True
+    Args:
+        feeds: The stream of all watches.
+        names: The watched names.
+        after: Where to start.
+        sink: Receives the listings.
+    """
+
+    def __init__(self, feeds: Feeds, names: tuple[str, ...], after: Token | None, sink: Sink) -> None:
+        # Without names that another one covers, each key arrives on one feed, in order.
+        self._names = widest(tuple(dict.fromkeys(names)))
+        self._stream = feeds
+        self._sink = sink
+        self._is_resumed = after is not None and after.epoch == feeds.history.epoch
+        self._position = after if self._is_resumed else None
+        self._must_list = not self._is_resumed
         self._must_look = False
         self._missed = False
-        self._floor = 0
-        self._revision = 0
-        self._baseline = 0
+        self._floor = self._revision = 0 if self._position is None else self._position.revision
         self._ready: dict[str, Entry] = {}
         self._arrived: list[Entry] = []
         self._woken = anyio.Event()
-        self._error: RendezvousConnectionError | None = None
         self._ended = False
+        self._scope = anyio.CancelScope()
         self._current_at = clock.now()
+        self._feeds: list[Feed] = []
+        self._feeds += [feeds.subscribe(self, name, self._floor if self._is_resumed else None) for name in self._names]
 
     def __repr__(self) -> str:
-        return f"<EtcdWatch {' '.join(self._names)}>"
+        return f"<EtcdSubscription {' '.join(self._names)}>"
 
     @property
     def current_at(self) -> float:
         return self._current_at
 
-    # What the stream calls
+    # Called by the stream
 
     def wake(self) -> None:
         self._woken.set()
 
     def feed_started(self) -> None:
-        """Wake the reader if all feeds have started: it waits for nothing less."""
+        """Wake the watch once all of its feeds have started."""
         if all(feed.start for feed in self._feeds):
             self.wake()
 
     def offer(self, entries: list[Entry], revision: int) -> None:
-        """Take in what a feed delivers."""
+        """Take the changes that a feed delivers."""
         news = [entry for entry in entries if entry.token.revision > self._floor]
         if not news:
             return
@@ -83,11 +87,11 @@ class EtcdWatch(Watch):
             self._look_again()
         else:
             self._arrived.extend(news)
-            self._hub.want_barrier(self)
+            self._stream.want_barrier(self)
 
     def confirm(self, revision: int) -> None:
-        """Let the reader have what has arrived: a barrier has passed at ``revision``."""
-        # Of a feed that may still be catching up only this is known: it delivers in order.
+        """Release the changes that arrived before the barrier at ``revision``."""
+        # A feed that may still be catching up is complete only up to its start: it delivers in order.
         whole = min((revision, *(feed.start - 1 for feed in self._feeds if not feed.sure())))
         arrived, self._arrived = self._arrived, []
         for entry in arrived:
@@ -98,7 +102,7 @@ class EtcdWatch(Watch):
         if any(entry.token.revision <= revision for entry in self._arrived):
             self._look_again()
         elif self._arrived:
-            self._hub.want_barrier(self)
+            self._stream.want_barrier(self)
         if self._ready:
             self._revision = max(self._revision, whole)
             self.wake()
@@ -114,81 +118,69 @@ class EtcdWatch(Watch):
             self._current_at = max(self._current_at, moment)
 
     def start_over(self) -> None:
-        """Have everything listed again: changes were missed."""
+        """Read everything again: changes were missed."""
         self._must_list = self._missed = True
-        self._floor = 0  # of a history that may be over
+        self._floor = 0  # The history may be a new one.
         self.wake()
 
-    def fail(self, error: RendezvousConnectionError) -> None:
-        self._error = error
-        self.wake()
+    def fail(self, error: Exception) -> None:
+        """End the watch with an error."""
+        if not self._ended:
+            self.close()
+            self._sink.fail(error)
 
-    # What the reader calls
+    # Called by the driver
 
-    async def _next(self) -> Listing:
-        await checkpoint()
-        while True:
-            if self._ended:
-                raise StopAsyncIteration
-            if self._hub.closed:
-                raise closed_error("etcd")
-            if self._error is not None:
-                error, self._error = self._error, None
-                self._unsubscribe()
-                raise error
-            if not self._feeds:
-                self._subscribe()
-            if self._must_list or self._must_look:
-                if (listing := await self._look()) is not None and not self._ended:
-                    return listing
-            elif self._ready:
-                entries = tuple(self._ready[key] for key in sorted(self._ready))
-                self._ready.clear()
-                return Listing(entries, self._hub.history.token(self._revision), complete=False)
-            else:
-                await self._wait()
+    async def run(self) -> None:
+        """Push until closed."""
+        with self._scope:
+            try:
+                while True:
+                    if self._must_list or self._must_look:
+                        await self._look()
+                    elif self._ready:
+                        entries = tuple([self._ready[key] for key in sorted(self._ready)])
+                        self._ready.clear()
+                        self._push(Listing(entries, self._stream.history.token(self._revision), complete=False))
+                    else:
+                        await self._wait()
+            except Exception as error:
+                self.fail(error)
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         self._ended = True
-        self._unsubscribe()
-        self.wake()
-
-    def _subscribe(self) -> None:
-        after, self._after = self._after, None
-        resume = after is not None and after.epoch == self._hub.history.epoch
-        self._must_list = not resume
-        self._floor = self._revision = self._baseline = after.revision if after is not None and resume else 0
-        self._feeds = [self._hub.subscribe(self, name, self._floor if resume else None) for name in self._names]
-
-    def _unsubscribe(self) -> None:
         feeds, self._feeds = self._feeds, []
         for feed in feeds:
-            self._hub.unsubscribe(self, feed)
-        self._ready.clear()
-        self._arrived.clear()
+            self._stream.unsubscribe(self, feed)
+        self._scope.cancel()
 
-    async def _look(self) -> Listing | None:
-        """Read everything, once every feed is known to bring what comes after; None to look again."""
+    def _push(self, listing: Listing) -> None:
+        self._position = listing.token
+        self._sink.take(listing)
+
+    async def _look(self) -> None:
+        """Read and push everything, once every feed has started."""
         if not all(feed.start for feed in self._feeds):
             await self._wait()
-            return None
+            return
         asked_at = clock.now()
-        self._must_look = self._missed = False  # set again by whatever comes during the read
+        self._must_look = self._missed = False  # Set again if something happens during the read.
         looked = False
+        past: Listing | None = None
         try:
-            if not self._must_list and not await self._learn_baseline():
-                self._must_list = True
-            listing = await self._hub.history.read(self._names)
+            if not self._must_list and self._is_resumed:
+                past = await self._read_past()
+            listing = await self._stream.history.read(self._names)
             looked = True
         except EtcdRefusedError:
             raise
         except RendezvousConnectionError:
-            return None  # a watch waits until the cluster is back
+            return  # Retried until the cluster is back.
         finally:
             self._must_look |= not looked
         if self._missed:
-            return None
-        everything, self._must_list, self._baseline = self._must_list, False, 0
+            return
+        self._must_list = False
         self._current_at = max(self._current_at, asked_at)
         self._floor = self._revision = listing.revision
         late = [*self._ready.values(), *self._arrived]
@@ -196,30 +188,31 @@ class EtcdWatch(Watch):
         self._arrived.clear()
         late = [entry for entry in late if entry.token.epoch == listing.token.epoch]
         self.offer(late, max((entry.token.revision for entry in late), default=0))
-        return listing if everything else self._changes(listing)
+        self._is_resumed = past is not None
+        self._push(listing if past is None else _difference(past, listing))
 
-    async def _learn_baseline(self) -> bool:
-        """Find out what stood at the token that the reader resumed at; False if etcd does not know it any more."""
-        if self._baseline:
-            try:
-                listing = await self._hub.history.read(self._names, self._baseline)
-            except EtcdRefusedError as error:
-                if error.fault is Fault.REVISION:
-                    return False
-                raise
-            for entry in listing.entries:
-                self._known.setdefault(entry.key, entry.token)
-            self._baseline = 0
-        return True
+    async def _read_past(self) -> Listing | None:
+        """Return the entries as of the last push; None if etcd no longer has that revision.
 
-    def _changes(self, listing: Listing) -> Listing:
-        """Return what of a complete listing the reader does not know yet, deletions included."""
-        present = {entry.key for entry in listing.entries}
-        gone = [Entry(key, None, listing.token) for key in self._known if key not in present]
-        new = [entry for entry in listing.entries if self._known.get(entry.key) != entry.token]
-        entries = sorted(new + gone, key=lambda entry: entry.key)
-        return Listing(tuple(entries), listing.token, complete=False)
+        They show which keys have been deleted since: a resumed watch has not listed them.
+        """
+        assert self._position is not None
+        try:
+            return await self._stream.history.read(self._names, self._position.revision)
+        except EtcdRefusedError as error:
+            if error.fault is EtcdFault.REVISION:
+                return None
+            raise
 
     async def _wait(self) -> None:
         self._woken = anyio.Event()
         await self._woken.wait()
+
+
+def _difference(before: Listing, after: Listing) -> Listing:
+    """Return what has changed between two complete listings of one history."""
+    present = {entry.key for entry in after.entries}
+    entries = [Entry(entry.key, None, after.token) for entry in before.entries if entry.key not in present]
+    entries += [entry for entry in after.entries if entry.token.revision > before.revision]
+    entries.sort(key=lambda entry: entry.key)
+    return Listing(tuple(entries), after.token, complete=False)

@@ -1,8 +1,8 @@
-"""The directory that a file backend lives in, opened with care.
+"""Opens the directory of a file backend safely.
 
-Everything is opened relative to one descriptor of the directory and never through a symbolic link, so nobody can lead
-a process elsewhere after the checks. A directory in which somebody else could write is refused: whoever can write the
-log can make every node believe anything.
+All files are opened relative to one descriptor of the directory and never through a symbolic link, so no other user can
+redirect them after the checks. A directory that other users can write is refused: the log determines what every node
+believes.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
 
 __all__ = ["Directory", "explain", "open_file"]
 
-_ADVICE = "use a directory of your own, or say shared=true if you trust all who can"
+_ADVICE = "use a directory that only you can write, or set shared=true if you trust its writers"
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
 _LOCAL = frozenset({"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"})
 
 
 class Directory:
-    """An open directory that only this user can write in, unless ``shared``.
+    """An open directory that only this user can write, unless ``shared``.
 
     Attributes:
-        path: For messages.
-        fd: Its descriptor.
-        mode: What files in it are created with.
-        key: Tells whether two paths lead to the same directory.
-        is_local: Whether it is known to be on a disk of this machine: all its users see a change at once, hear of it
-            by inotify, and lose their locks when they die. False for NFS and for whatever is not known.
+        path: The path, for messages.
+        fd: The file descriptor.
+        mode: The mode of the files created in it.
+        key: Equal for two paths of the same directory.
+        is_local: Whether it is known to be on a local disk, where changes are visible at once, inotify works, and the
+            locks of a dead process are released. False for NFS and unknown file systems.
     """
 
     def __init__(self, path: str, fd: int, mode: int) -> None:
@@ -46,15 +46,15 @@ class Directory:
 
     @classmethod
     def open(cls, path: str, *, shared: bool = False, advice: str = _ADVICE) -> Directory:
-        """Open the directory, and create it for this user alone if there is none.
+        """Open the directory; create it for this user only if it does not exist.
 
         Args:
-            path: Of the directory.
-            shared: Whether others may write in it.
-            advice: What to do where others can and may not.
+            path: The path of the directory.
+            shared: Whether other users may write in it.
+            advice: What the error suggests if they can but may not.
 
         Raises:
-            RendezvousConnectionError: It cannot be opened, or others could write in it and ``shared`` is false.
+            RendezvousConnectionError: It cannot be opened, or others can write in it and ``shared`` is false.
         """
         path = os.path.normpath(path)
         try:
@@ -65,7 +65,7 @@ class Directory:
         except OSError as error:
             if os.path.islink(path):
                 raise RendezvousConnectionError(
-                    f"{path} is a symbolic link; name the directory itself, so that nobody can lead you elsewhere"
+                    f"{path} is a symbolic link; give the path of the directory itself, so that it cannot be redirected"
                 ) from error
             raise explain(path, "open the directory", error, was_open=False) from error
         status = os.fstat(fd)
@@ -76,16 +76,16 @@ class Directory:
         if status.st_uid != os.geteuid():
             wrong = f"belongs to user {status.st_uid}, and this process runs as user {os.geteuid()}"
         elif others:
-            wrong = f"can be written by others: its mode is {stat.S_IMODE(status.st_mode):04o} (chmod go-w mends that)"
+            wrong = f"can be written by others: its mode is {stat.S_IMODE(status.st_mode):04o} (fix it with chmod go-w)"
         if wrong is not None:
             os.close(fd)
             raise RendezvousConnectionError(
-                f"{path} {wrong}. Whoever can write there decides what every node believes: {advice}"
+                f"{path} {wrong}. Its content determines what every node believes: {advice}"
             )
         return cls(path, fd, 0o600)
 
     def subdirectory(self, name: str) -> int:
-        """Return a descriptor of a directory inside, which is created if there is none."""
+        """Open a subdirectory and return its descriptor; create it if it does not exist."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=self.fd)
             os.chmod(name, self.mode | 0o100 | (self.mode & 0o044) >> 2, dir_fd=self.fd)
@@ -93,7 +93,7 @@ class Directory:
 
     @property
     def is_removed(self) -> bool:
-        """Whether somebody has removed the directory meanwhile."""
+        """Whether the directory has been removed since."""
         return os.fstat(self.fd).st_nlink == 0
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class Directory:
 
 
 def open_file(name: str, directory: int, mode: int) -> int:
-    """Open a regular file to read and write, never through a link; create it if there is none."""
+    """Open a regular file for reading and writing, never through a link; create it if it does not exist."""
     while True:
         try:
             fd = os.open(name, os.O_RDWR | _OPEN, dir_fd=directory)
@@ -119,20 +119,20 @@ def open_file(name: str, directory: int, mode: int) -> int:
 
 
 def create_file(name: str, directory: int, mode: int) -> int:
-    """Create a file that must not be there yet, with exactly this mode."""
+    """Create a file that must not exist yet, with exactly this mode."""
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN, mode, dir_fd=directory)
-    os.fchmod(fd, mode)  # whatever the umask says
+    os.fchmod(fd, mode)  # Regardless of the umask.
     return fd
 
 
 def explain(path: str, what: str, error: OSError | RendezvousError, *, was_open: bool = True) -> RendezvousError:
-    """Return what to raise for an error of the system: the one place where those become ours.
+    """Map a system error to this library's errors; the one place that does so.
 
     Args:
-        path: Of the directory.
-        what: Could not be done, as in "cannot ... the directory".
-        error: Of the system; one of ours is returned as it is.
-        was_open: Whether the directory had been opened before, so that it must have been there.
+        path: The path of the directory.
+        what: The action that failed, as in "cannot ... the directory".
+        error: The error; a RendezvousError is returned unchanged.
+        was_open: Whether the directory had been opened before and so must have existed.
     """
     if isinstance(error, RendezvousError):
         return error
@@ -140,20 +140,20 @@ def explain(path: str, what: str, error: OSError | RendezvousError, *, was_open:
         case errno.ENOENT if not was_open:
             return RendezvousConnectionError(f"{path} cannot be created or opened: no such file or directory")
         case errno.ENOENT | errno.ESTALE if was_open:
-            hint = "it has been removed while it was in use"
+            hint = "it has been removed while in use"
         case errno.EROFS | errno.EACCES | errno.EPERM:
             hint = f"{error.strerror}; every node must be able to read and write there"
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
-            hint = f"{error.strerror}; nothing is lost, make room and try again"
+            hint = f"{error.strerror}; nothing is lost, free some space and retry"
         case errno.ENOLCK | errno.EOPNOTSUPP:
-            hint = f"{error.strerror}; this file system gives no locks, so it cannot be used"
+            hint = f"{error.strerror}; this file system does not support locks, so it cannot be used"
         case _:
             hint = error.strerror or str(error)
     return RendezvousConnectionError(f"cannot {what} {path}: {hint}")
 
 
 def _file_system(fd: int) -> str:
-    """The type of file system that ``fd`` is on, or "" where that cannot be told."""
+    """Return the type of the file system of ``fd``, or "" if unknown."""
     try:
         with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as info:
             mount = next(line.split()[1] for line in info if line.startswith("mnt_id:"))

@@ -1,14 +1,14 @@
-"""All that one process does in one directory, on one thread.
+"""The thread on which one process works in one directory.
 
-A file system call may hang, so none is made on the event loop. Backends hand in jobs; the thread takes all that wait,
-and answers them on their own loops. Jobs that write go together: one lock, one append, one sync for as many as are
-there. Jobs that only read take no lock: the log is followed up to its end, which is as new as a read must be.
+A file system call may hang, so none is made on the event loop. Drivers submit jobs; the thread takes all that are
+pending, and answers them on their own loops. Jobs that write are batched: one lock, one append and one fsync for all of
+them. Jobs that only read need no lock: they follow the log to its end, which is as fresh as a read must be.
 
-The thread never waits for the lock. Whoever holds it may be stopped for an hour, and meanwhile our own sessions must
-show life and reads must be served.
+The thread never waits for the lock. Its holder may be stopped for an hour, and meanwhile this process's sessions must
+beat and reads must be served.
 
-Changes by others are noticed by inotify, where the kernel tells, and by a check now and then: soon after the last
-change, then more and more rarely, up to a bound. The same check looks after the sessions.
+Changes by other processes are noticed by inotify, where it works, and by polling: soon after the last change, then less
+and less often, down to a minimum rate. The same check watches the sessions.
 """
 
 from __future__ import annotations
@@ -20,62 +20,48 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-import msgspec
-
-from rendezvous_async.backends.base import closed_error
-from rendezvous_async.backends.fanout import Fanout
+from rendezvous_async.backends.driver import closed_error
 from rendezvous_async.backends.file.directory import Directory, explain
-from rendezvous_async.backends.file.ledger import Change, HeldByAnother, Ledger, NeedsLock
-from rendezvous_async.backends.file.life import Lives, Look, Observer
+from rendezvous_async.backends.file.ledger import HeldByAnother, Ledger, LedgerChange, NeedsLock
+from rendezvous_async.backends.file.life import Lives
 from rendezvous_async.backends.file.lock import FileLock, PatientLock
-from rendezvous_async.backends.file.mail import Call, Inbox, Job, Outbox
+from rendezvous_async.backends.file.mail import Inbox, LoopCall, Outbox, ThreadJob
 from rendezvous_async.backends.file.notify import CLOSE_WRITE, MODIFY, MOVED_TO, Inotify, open_inotify
+from rendezvous_async.backends.file.options import FileOptions
+from rendezvous_async.backends.observer import Look, Observer
+from rendezvous_async.backends.table.fanout import Fanout
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
 
-__all__ = ["Hub", "Options"]
+__all__ = ["Hub"]
 
 logger = logging.getLogger("rendezvous_async.file")
 
 CALM_CHECK = 1.0
-"""Seconds between checks where nobody watches, or where the kernel tells of changes, in case it once does not."""
+"""Seconds between checks without watchers, or where inotify works, in case it misses a change."""
 QUICKEST_CHECK = 0.005
 EAGERNESS = 0.1
-"""Otherwise: how long to wait for the next change, as a part of how long ago the last one was."""
+"""Otherwise the interval is this fraction of the time since the last change."""
 BREATH = 0.001
 BREATH_PER_SESSION = 0.00005
 MAX_BREATH = 0.01
-"""Seconds between two reads of notices: of many changes at once, by many others, not each need wake everybody."""
+"""Seconds between two reads of inotify events, so that a burst of changes does not wake the thread for each."""
 UNFINISHED = 1.0
-"""Seconds after which the end of the log that is no whole frame is looked into under the lock."""
+"""Seconds until an incomplete frame at the end of the log is examined under the lock."""
 MAX_BATCH = 1024
-
-
-class Options(msgspec.Struct, frozen=True):
-    """How to use a directory; all backends of a process on one directory must agree.
-
-    Attributes:
-        fsync: Whether a commit is on the disk before it is acknowledged.
-        inotify: Whether to have the kernel tell of changes.
-        check: Seconds between checks for changes, at most, where the kernel does not tell.
-    """
-
-    fsync: bool = True
-    inotify: bool = True
-    check: float = 0.25
 
 
 class Hub:
     """The thread of one directory.
 
     Attributes:
-        failure: Why the directory cannot be used any more, if that will not mend by itself.
-        checked_at: By the monotonic clock, when the log was last followed to its end.
-        users: How many backends use it; see ``registry.py``.
+        failure: Why the directory can no longer be used, unless the cause may be temporary.
+        checked_at: When the log was last followed to its end, by the monotonic clock.
+        users: The number of drivers that use it; see ``registry.py``.
     """
 
     ledger: Ledger
 
-    def __init__(self, directory: Directory, options: Options) -> None:
+    def __init__(self, directory: Directory, options: FileOptions) -> None:
         self.directory = directory
         self.options = options
         self.users = 0
@@ -83,13 +69,13 @@ class Hub:
         self.checked_at = time.monotonic()
         self.inbox = Inbox()
         self._mutex = threading.Lock()
-        self._watchers: Fanout[Call] = Fanout()
-        self._everyone: dict[Call, None] = {}
-        self._owners: dict[str, Call] = {}
-        self._stopped: list[Call] | None = None
-        # From here on only the thread's own.
+        self._watchers: Fanout[LoopCall] = Fanout()
+        self._everyone: dict[LoopCall, None] = {}
+        self._owners: dict[str, LoopCall] = {}
+        self._stopped: list[LoopCall] | None = None
+        # The rest is used by the thread only.
         self._outbox = Outbox()
-        self._to_lock: list[Job] = []
+        self._to_lock: list[ThreadJob] = []
         self._observer = Observer()
         self._observed = 0
         self._changed_at = self._check_at = time.monotonic()
@@ -104,24 +90,24 @@ class Hub:
     def __repr__(self) -> str:
         return f"<Hub {self.directory.path} users={self.users}>"
 
-    # For the event loops
+    # Called from event loops
 
     def start(self) -> None:
         self._thread.start()
 
-    def add_watcher(self, names: Sequence[str], watcher: Call) -> None:
+    def add_watcher(self, names: Sequence[str], watcher: LoopCall) -> None:
         """Call ``watcher`` whenever something under ``names`` may have changed."""
         with self._mutex:
             self._watchers.add(names, watcher)
             self._everyone[watcher] = None
         self.inbox.wake()
 
-    def remove_watcher(self, names: Sequence[str], watcher: Call) -> None:
+    def remove_watcher(self, names: Sequence[str], watcher: LoopCall) -> None:
         with self._mutex:
             self._watchers.remove(names, watcher)
             self._everyone.pop(watcher, None)
 
-    def own(self, session: str, lost: Call) -> None:
+    def own(self, session: str, lost: LoopCall) -> None:
         """Call ``lost`` when the session has ended."""
         with self._mutex:
             self._owners[session] = lost
@@ -132,7 +118,7 @@ class Hub:
             self._owners.pop(session, None)
 
     async def stop(self) -> None:
-        """Let the thread end, and wait until it has let go of everything."""
+        """Stop the thread, and wait until it has released everything."""
         done = asyncio.Event()
         with self._mutex:
             if self.inbox.closed is not None:
@@ -166,7 +152,7 @@ class Hub:
             self._outbox.add(call)
         self._outbox.send()
         if self._inotify is not None:
-            self._inotify.close()  # the kernel takes its time over this one
+            self._inotify.close()  # Slow in the kernel, so done last.
 
     def _open(self) -> None:
         directory = self.directory
@@ -186,7 +172,7 @@ class Hub:
         self._parts.append(self.ledger)
 
     def forget(self, why: RendezvousError) -> None:
-        """Let go of everything in a forked child, which has none of the threads and shares all files."""
+        """Release everything in a forked child, which has none of the threads and shares all files."""
         self._mutex = threading.Lock()
         self.failure = why
         self.inbox.forget(why)
@@ -206,7 +192,7 @@ class Hub:
     def _turn(self) -> None:
         ready = self._wait()
         self._subscribe()
-        free: list[Job] = []
+        free: list[ThreadJob] = []
         for job in self.inbox.take():
             (self._to_lock if job.locked else free).append(job)
         is_noticed, dying = False, set[str]()
@@ -228,7 +214,7 @@ class Hub:
         self._outbox.send()
 
     def _wait(self) -> list[int]:
-        """Wait for jobs, for notices, or for the next check; for a breath after a notice, not for more of them."""
+        """Wait for jobs, inotify events or the next check; shortly after events, ignore further ones."""
         now = time.monotonic()
         until, poll = self._check_at, self._poll
         if now < self._breathe_until:
@@ -236,7 +222,7 @@ class Hub:
         return [fd for fd, _ in poll.poll(max(0.0, until - now) * 1000)]
 
     def _subscribe(self) -> None:
-        """Have the kernel tell of changes to the log as long as somebody watches; others need not be woken."""
+        """Use inotify on the log only while there are watchers; otherwise it would wake the thread for nothing."""
         if self._inotify is None:
             return
         if self._everyone and self._of_log is None:
@@ -246,7 +232,7 @@ class Hub:
             self._of_log = None
 
     def _notices(self) -> tuple[bool, set[str]]:
-        """Return whether the log has changed, and the sessions whose files were closed."""
+        """Read inotify events; return whether the log has changed, and the sessions whose files were closed."""
         assert self._inotify is not None
         self._breathe_until = time.monotonic() + min(
             BREATH + BREATH_PER_SESSION * self.ledger.table.sessions, MAX_BREATH
@@ -269,7 +255,7 @@ class Hub:
             return False
 
     def _write(self) -> bool:
-        """Do the jobs that need the lock, which is held; return whether the table is as new as can be."""
+        """Do the jobs that need the lock, which is held; return whether the table is up to date."""
         batch, self._to_lock = self._to_lock[:MAX_BATCH], self._to_lock[MAX_BATCH:]
         if self._to_lock:
             self.inbox.wake()
@@ -295,8 +281,8 @@ class Hub:
             self.ledger.compact()
         return True
 
-    def _read(self, jobs: list[Job], *, is_fresh: bool) -> None:
-        """Do the jobs that need no lock, and the check, if it is time for it."""
+    def _read(self, jobs: list[ThreadJob], *, is_fresh: bool) -> None:
+        """Do the jobs that need no lock, and the check if it is due."""
         now = time.monotonic()
         try:
             if not is_fresh:
@@ -317,7 +303,7 @@ class Hub:
         if now >= self._check_at or self.ledger.table.sessions != self._observed:
             self._check(now)
 
-    def _do(self, job: Job) -> None:
+    def _do(self, job: ThreadJob) -> None:
         if job.abandoned:
             return
         try:
@@ -336,10 +322,10 @@ class Hub:
             self._changed_at = time.monotonic()
             self._check_at = min(self._check_at, self._changed_at + self._interval(self._changed_at))
 
-    # Looking after things
+    # Checks
 
     def _check(self, now: float) -> None:
-        """Look at the sessions whose turn it is and at the end of the log; decide when to check again."""
+        """Check the sessions that are due and the end of the log; schedule the next check."""
         table = self.ledger.table
         self._observed = table.sessions
         over, again = self._observer.observe(table.open_sessions(), self.ledger.lives.look, now)
@@ -351,7 +337,7 @@ class Hub:
             self._unfinished = (unread, now)
         elif now - self._unfinished[1] > UNFINISHED:
             self._unfinished = None
-            self.inbox.put(Job(lambda _: None, locked=True))
+            self.inbox.put(ThreadJob(lambda _: None, locked=True))
         self._check_at = min(now + self._interval(now), max(again, now + QUICKEST_CHECK))
 
     def _interval(self, now: float) -> float:
@@ -363,13 +349,13 @@ class Hub:
         over = {session: look for session, look in over.items() if self.ledger.table.has_session(session)}
         if over:
 
-            def end(change: Change) -> None:
+            def end(change: LedgerChange) -> None:
                 self.ledger.end_silent(change, over)
 
-            self.inbox.put(Job(end, locked=True))
+            self.inbox.put(ThreadJob(end, locked=True))
 
     def _fail(self, error: RendezvousError) -> None:
-        """Let watches fail too, if this will not mend by itself."""
+        """Record a permanent error, and wake the watches so that they fail too."""
         if not isinstance(error, RendezvousConnectionError) or self.directory.is_removed:
             is_new = self.failure is None
             self.failure = error
@@ -377,7 +363,7 @@ class Hub:
                 self._wake_everyone()
 
     def _announce(self) -> None:
-        """Tell watchers what has changed, and owners that their sessions have ended."""
+        """Notify the watchers of changes, and the owners of sessions that have ended."""
         table = self.ledger.table
         changed = table.take_changed()
         with self._mutex:

@@ -1,8 +1,8 @@
-"""What a directory holds, and what can be done to it: the log and the sessions' files, without thread or lock.
+"""The contents of a directory, the log and the session files, and the operations on them.
 
-The caller runs all of this on one thread. ``write`` and ``settle`` are for when it holds the directory's lock; the rest
-is for any time. What fails leaves the table as it was. The lock gives everybody a turn; that nobody else writes is
-certain because ``settle`` also holds the log itself, which nobody can remove without being noticed.
+It must not start threads or take the directory's lock. The caller runs everything on one thread, and holds the lock for
+``write`` and ``settle``. An operation that fails leaves the table unchanged. The lock is for fairness; exclusion comes
+from ``settle``, which also locks the log itself: removing the log would be noticed.
 """
 
 from __future__ import annotations
@@ -13,48 +13,49 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rendezvous_async.backends.base import Commit, Condition, Entry, Listing, Token, Write
 from rendezvous_async.backends.file.directory import Directory, explain
-from rendezvous_async.backends.file.life import Lives, Look
+from rendezvous_async.backends.file.life import Lives
 from rendezvous_async.backends.file.lock import FileLock
-from rendezvous_async.backends.frames import Committed, Ended, Opened, Record
-from rendezvous_async.backends.log import Log
-from rendezvous_async.backends.table import Table
+from rendezvous_async.backends.observer import Look
+from rendezvous_async.backends.table.frames import Committed, Ended, LogRecord, Started
+from rendezvous_async.backends.table.log import Log
+from rendezvous_async.backends.table.table import Table
+from rendezvous_async.backends.values import Commit, Condition, Entry, Listing, Token, Write
 from rendezvous_async.errors import RendezvousError, RendezvousSessionError
 
-__all__ = ["Change", "HeldByAnother", "Ledger", "NeedsLock"]
+__all__ = ["HeldByAnother", "Ledger", "LedgerChange", "NeedsLock"]
 
 logger = logging.getLogger("rendezvous_async.file")
 
 COMPACT_AGAIN = 10.0
-"""Seconds after which a compaction that failed is tried again."""
+"""Seconds until a failed compaction is retried."""
 
 
-class Change:
-    """What one batch of jobs does: records to append, and what follows when that has worked, or failed."""
+class LedgerChange:
+    """The changes of one batch of jobs: records to append, and callbacks for success and failure."""
 
     def __init__(self) -> None:
-        self.records: list[Record] = []
+        self.records: list[LogRecord] = []
         self.then: list[Callable[[], None]] = []
         self.undo: list[Callable[[], None]] = []
 
 
 class NeedsLock(Exception):
-    """Raised by a job that was done without the lock: do it again with the lock."""
+    """Raised by a job that must be repeated with the lock."""
 
 
 class HeldByAnother(Exception):
-    """Raised by ``settle``: another process writes though this one has the lock, since the lock file was removed."""
+    """Raised by ``settle``: the lock file was removed, and another process holds the log."""
 
 
 class Ledger:
-    """The log of a directory, followed, and the files of its sessions.
+    """The log of a directory and the files of its sessions.
 
     Args:
-        directory: Where they are.
+        directory: The open directory.
         lives: The files of the sessions.
         fsync: Whether an append waits for the disk.
-        lock: Held while the log is begun, if there is none yet.
+        lock: Held while the log is created, if there is none yet.
     """
 
     def __init__(self, directory: Directory, lives: Lives, lock: FileLock, *, fsync: bool) -> None:
@@ -77,7 +78,7 @@ class Ledger:
 
     @property
     def unread(self) -> int:
-        """Bytes at the end of the log that are not a whole frame, or not yet."""
+        """The bytes of an incomplete frame at the end of the log."""
         return self._log.unread
 
     @property
@@ -88,7 +89,7 @@ class Ledger:
         self._log.close()
 
     def follow(self) -> bool:
-        """Read what others have appended; return whether the table is another one, so that anything may be new.
+        """Read what others have appended; return whether the table was replaced, so that anything may have changed.
 
         Raises:
             RendezvousError: The log cannot be read.
@@ -101,15 +102,15 @@ class Ledger:
     # With the lock
 
     def settle(self) -> bool:
-        """Hold the log, follow it to its very end, cut what a dead writer left there; mend it if a sync has failed.
+        """Lock the log, follow it to its end, cut what a dead writer left there, and rewrite it after a failed fsync.
 
         Raises:
-            HeldByAnother: Another process writes.
+            HeldByAnother: Another process holds the log.
         """
         replaced = False
         try:
             if not self._log.hold():
-                replaced = self.follow()  # it may have been compacted
+                replaced = self.follow()  # It may have been compacted.
                 if not self._log.hold():
                     raise HeldByAnother
         except OSError as error:
@@ -127,16 +128,16 @@ class Ledger:
         """Let other processes write."""
         self._log.let_go()
 
-    def write(self, works: Sequence[Callable[[Change], Any]]) -> list[tuple[Any, RendezvousSessionError | None]]:
-        """Do all works as one append; ``settle`` comes first.
+    def write(self, works: Sequence[Callable[[LedgerChange], Any]]) -> list[tuple[Any, RendezvousSessionError | None]]:
+        """Do all works in one append, after ``settle``.
 
         Returns:
-            For each its result, or the error that is its own affair.
+            For each work its result, or its own error.
 
         Raises:
-            RendezvousError: Nothing was done, or, if the disk did not answer for it, maybe all; the table shows which.
+            RendezvousError: Nothing was written or, if the disk failed, perhaps everything; the table shows which.
         """
-        change = Change()
+        change = LedgerChange()
         outcomes: list[tuple[Any, RendezvousSessionError | None]] = []
         try:
             for work in works:
@@ -158,17 +159,17 @@ class Ledger:
         return outcomes
 
     def compact(self) -> None:
-        """Make the log short again; a failure is noted, and the log grows on."""
+        """Compact the log; after a failure, log a warning and let it grow."""
         try:
             snapshot = self.table.snapshot()
             self._log.compact(snapshot)
-            self._log.table = Table.restore(snapshot, 0.0)  # it forgets what the old one kept of sessions long gone
+            self._log.table = Table.restore(snapshot, 0.0)  # Drops what the old one kept of ended sessions.
             self.lives.sweep(self.table.has_session)
         except (OSError, RendezvousError) as error:
             self._compact_at = time.monotonic() + COMPACT_AGAIN
-            logger.warning("%s: the log could not be compacted and grows on: %s", self.directory.path, error)
+            logger.warning("%s: the log could not be compacted and keeps growing: %s", self.directory.path, error)
 
-    # Works
+    # Operations
 
     def get(self, key: str) -> Entry | None:
         return self.table.get(key)
@@ -179,44 +180,44 @@ class Ledger:
     def changes(self, names: Sequence[str], after: Token | None) -> Listing | None:
         return self.table.changes(names, after)
 
-    def commit(self, change: Change, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
+    def commit(self, change: LedgerChange, writes: tuple[Write, ...], when: tuple[Condition, ...]) -> Commit:
         commit = self.table.commit(writes, when)
         if commit.won and writes:
             change.records.append(Committed(writes, when))
         return commit
 
-    def open_session(self, change: Change, ttl: float) -> str:
+    def open_session(self, change: LedgerChange, ttl: float) -> str:
         session = self.table.open_session(ttl, 0.0)
         change.undo.append(lambda: self.lives.remove(session))
         self.lives.create(session)
-        change.records.append(Opened(session, ttl))
+        change.records.append(Started(session, ttl))
         return session
 
-    def end_session(self, change: Change, session: str) -> None:
+    def end_session(self, change: LedgerChange, session: str) -> None:
         if self.table.end_session(session):
             change.records.append(Ended(session))
             change.then.append(lambda: self.lives.remove(session))
 
-    def end_silent(self, change: Change, over: dict[str, Look]) -> None:
-        """End the sessions that look now, under the lock, as they looked when their time was over."""
+    def end_silent(self, change: LedgerChange, over: dict[str, Look]) -> None:
+        """End expired sessions, unless their files have changed since that was noticed."""
         for session, look in over.items():
             if self.table.has_session(session) and self.lives.look(session) == look:
-                how = "its owner is dead" if look.is_dead else "its owner is silent"
+                how = "its owner has died" if look.is_dead else "its owner is silent"
                 logger.info("%s: session %s is over: %s", self.directory.path, session, how)
                 self.end_session(change, session)
 
-    def keep_alive(self, change: Change | None, session: str, ttl: float) -> None:
-        """Show life. If it comes late, only the lock (a ``change``) makes sure that nobody is about to end the session.
+    def keep_alive(self, change: LedgerChange | None, session: str, ttl: float) -> None:
+        """Renew a session. A late beat needs the lock (a ``change``), as another process may be ending the session.
 
         Raises:
-            NeedsLock: It came late, and there is no change.
+            NeedsLock: The beat was late, and the lock is not held.
         """
         if self.table.has_session(session):
             in_time = self.lives.beat(session, ttl)
             if change is None:
                 if not in_time:
                     raise NeedsLock
-                self.follow()  # it may have been ended on request before the beat
+                self.follow()  # It may have been ended on request before the beat.
             if self.table.has_session(session):
                 return
         raise RendezvousSessionError(f"session {session} has ended")

@@ -1,12 +1,10 @@
-"""Who is alive, without comparing clocks: each session has a small file that its owner keeps changing.
+"""Liveness of sessions without comparing clocks: each session has a small file that its owner keeps changing.
 
-An observer looks at the file now and then, and counts by its own monotonic clock for how long it has seen no change.
-What the file holds is compared for equality only; its times are never looked at. A look that comes much later than
-planned counts as one that came in time: an observer that was stopped, or that hung, has not been observing.
+Observers look at the file periodically and judge by ``backends/observer.py``. The contents are only compared for
+equality; file times are never used.
 
-An owner that dies also lets go of its lock on the file. Where the directory is on a disk of this machine that alone
-proves that it is dead, and the session can be ended at once; elsewhere a lock may be lost by a living owner, and only
-silence counts.
+An owner that dies also releases its lock on the file. On a local disk that proves its death, and the session can be
+ended at once. Elsewhere a living owner may lose its lock, so only silence counts.
 """
 
 from __future__ import annotations
@@ -15,24 +13,17 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import msgspec
 
 from rendezvous_async.backends.file.directory import create_file
 from rendezvous_async.backends.file.lock import hold, is_held
+from rendezvous_async.backends.observer import Look
 
-__all__ = ["Lives", "Look", "Observer"]
+__all__ = ["Lives"]
 
-LOOKS_PER_TTL = 5
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-class Look(msgspec.Struct, frozen=True):
-    """What one look at a session's file showed: what it held, and whether its owner is known to be dead."""
-
-    value: bytes
-    is_dead: bool = False
 
 
 class _Own(msgspec.Struct):
@@ -42,12 +33,12 @@ class _Own(msgspec.Struct):
 
 
 class Lives:
-    """The files of the sessions in one directory; those that this process owns, and those that it looks at.
+    """The session files in one directory: those that this process owns, and those that it observes.
 
     Args:
-        directory: A descriptor of the directory of these files.
-        mode: To create them with.
-        is_local: Whether a lock that is free proves its owner dead, and a write is seen by all at once.
+        directory: The file descriptor of the directory.
+        mode: The mode of new files.
+        is_local: Whether a free lock proves its owner dead, and writes are visible at once.
     """
 
     def __init__(self, directory: int, mode: int, *, is_local: bool) -> None:
@@ -57,7 +48,7 @@ class Lives:
         self._own: dict[str, _Own] = {}
 
     def create(self, session: str) -> None:
-        """Create the file of a new session; a file left over from one that never came to be is replaced."""
+        """Create the file of a new session; replace a leftover from one that was never opened."""
         self.remove(session)
         fd = create_file(_plain(session), self.directory, self._mode)
         hold(fd)
@@ -65,11 +56,11 @@ class Lives:
         self.beat(session, 0.0)
 
     def beat(self, session: str, ttl: float) -> bool:
-        """Change the file of an own session.
+        """Change the file of a session that this process owns.
 
         Returns:
-            Whether this came in time, so that no observer can have missed the change: the one before was made less
-            than a TTL ago. If not, beat again while no observer can be about to end the session.
+            Whether the beat was in time: the one before was less than a TTL ago, so no observer has seen the session
+            expire. If not, beat again under the lock.
         """
         own = self._own.get(session)
         if own is None:
@@ -82,19 +73,19 @@ class Lives:
         return time.monotonic() - before < 0.9 * ttl
 
     def let_go(self, session: str) -> None:
-        """Stop being the owner of a session's file."""
+        """Stop owning a session's file."""
         own = self._own.pop(session, None)
         if own is not None:
             os.close(own.fd)
 
     def remove(self, session: str) -> None:
-        """Remove the file of a session that has ended, whosever it was."""
+        """Remove the file of a session that has ended, whoever owned it."""
         self.let_go(session)
         with contextlib.suppress(OSError):
             os.unlink(_plain(session), dir_fd=self.directory)
 
     def look(self, session: str) -> Look:
-        """Look at a session's file; one that is not there is silent, but one that cannot be read tells nothing."""
+        """Look at a session's file. A missing file counts as unchanged, an unreadable one as changed."""
         try:
             fd = os.open(_plain(session), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self.directory)
             try:
@@ -107,7 +98,7 @@ class Lives:
             return Look(b"unreadable at %d" % time.monotonic_ns())
 
     def sweep(self, keep: Callable[[str], bool]) -> None:
-        """Remove the files of sessions that are not there any more; only under the lock."""
+        """Remove the files of sessions that no longer exist; needs the lock."""
         for name in os.listdir(self.directory):
             if not keep(name):
                 self.remove(name)
@@ -120,54 +111,8 @@ class Lives:
             self.directory = -1
 
 
-class _Watched(msgspec.Struct):
-    look: Look
-    looked_at: float
-    silent_for: float = 0.0
-
-
-class Observer:
-    """For how long each session has shown no change, by this process's own clock; no files and no clock of its own."""
-
-    def __init__(self) -> None:
-        self._watched: dict[str, _Watched] = {}
-
-    def observe(
-        self, sessions: Iterable[tuple[str, float]], look: Callable[[str], Look], now: float
-    ) -> tuple[dict[str, Look], float]:
-        """Look at those sessions whose turn it is.
-
-        Args:
-            sessions: The open ones, each with its TTL.
-            look: How to look at one.
-            now: By this process's monotonic clock.
-
-        Returns:
-            The sessions that are over, each with the look that says so; and when to observe again.
-        """
-        over = {}
-        again = float("inf")
-        before, self._watched = self._watched, {}
-        for session, ttl in sessions:
-            interval = ttl / LOOKS_PER_TTL
-            watched = before.get(session)
-            if watched is None:
-                watched = _Watched(look(session), now)
-            elif now >= watched.looked_at + min(interval, ttl - watched.silent_for):
-                seen = look(session)
-                silent = watched.silent_for + min(now - watched.looked_at, 2 * interval)
-                watched = _Watched(seen, now, silent if seen == watched.look else 0.0)
-            self._watched[session] = watched
-            if watched.look.is_dead or watched.silent_for >= ttl:
-                over[session] = watched.look
-                again = min(again, now + interval)
-            else:
-                again = min(again, watched.looked_at + min(interval, ttl - watched.silent_for))
-        return over, again
-
-
 def _plain(session: str) -> str:
-    """The name of a session's file; ids that are no plain names would come from a forged log."""
+    """Return the name of a session's file; only a forged log has ids that are not plain names."""
     if not _PLAIN.fullmatch(session):
         raise OSError(f"the session id {session!r} is not a plain name")
     return session

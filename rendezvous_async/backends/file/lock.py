@@ -1,10 +1,10 @@
-"""Locks on files: who may append to the log, and who is still there.
+"""Advisory locks on files: for appending to the log, and for proving that an owner is alive.
 
-They are "open file description" locks where the system has them (Linux): they exclude two backends of one process too,
-and other descriptors of the same file may come and go. Elsewhere they are plain POSIX locks, which a process loses with
-the first descriptor of the file that it closes; there a process has one descriptor of a lock file and never closes it.
+On Linux they are open file description (OFD) locks. These also exclude each other within a process, and are not lost
+when another descriptor of the file is closed. Elsewhere they are POSIX locks, which a process loses as soon as it
+closes any descriptor of the file; so it keeps a single descriptor of a lock file and never closes it.
 
-Either way the system takes the lock from a process that dies.
+Either way, the system releases the locks of a process that dies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rendezvous_async.backends.file.directory import open_file
-from rendezvous_async.backends.files import identity
+from rendezvous_async.backends.table.files import identity
 
 __all__ = ["FileLock", "PatientLock", "hold", "is_held"]
 
@@ -31,24 +31,24 @@ _DOOR = 0
 _HUNGER = 1
 _NEXT_TRY = 0.003
 _HUNGRY_AFTER = 0.3
-"""Seconds of waiting until one is hungry. To serve the hungry is slow: the lock lies idle until they have woken up."""
+"""Seconds of waiting until a waiter is hungry. Serving hungry waiters is slow: the lock is idle until one wakes up."""
 _PAUSES = (0.0001, 0.0003, 0.001, 0.003)
-"""Seconds between the first attempts: to hand a wait to a thread costs about as much."""
+"""Seconds between the first attempts; handing the wait to a thread costs about as much."""
 
 
 class FileLock:
-    """A lock file that one holder at a time has locked, and that everybody gets a turn at.
+    """A fair, exclusive lock file.
 
-    The system gives a lock that was just released to whoever comes first, and that is often the one who released it.
-    That is fast, but can keep others out for long. So whoever has waited a while says that it is hungry, by a lock on
-    another byte that all the hungry share, and as long as anybody is, nobody takes the lock in passing.
+    The system grants a released lock to the first process that asks, which is often the one that released it. That is
+    fast, but can starve the others. So a process that has waited for a while becomes hungry: it takes a shared lock on
+    another byte. While any process is hungry, no other takes the lock without queueing.
 
-    If somebody removes the lock file, whoever takes the lock next goes over to the one that is there then, or makes it.
+    If the lock file is removed, the next holder switches to its replacement, or creates one.
 
     Args:
-        fd: Of the lock file.
-        is_current: Tells whether the file behind a descriptor is still the lock file.
-        reopen: Opens the lock file that is there now.
+        fd: The descriptor of the lock file.
+        is_current: Returns whether a descriptor still refers to the lock file.
+        reopen: Opens the current lock file.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class FileLock:
 
     @classmethod
     def open(cls, name: str, directory: int, mode: int) -> FileLock:
-        """Open a lock file, or make it."""
+        """Open a lock file; create it if it does not exist."""
         reopen = partial(open_file, name, directory, mode)
         return cls(reopen(), lambda fd: identity(fd) == identity(name, directory), reopen)
 
@@ -74,7 +74,7 @@ class FileLock:
         self._fd = fd
 
     def acquire(self, *, wait: bool) -> bool:
-        """Take the lock; without ``wait``, return False if another has it, or is hungry for it."""
+        """Take the lock; without ``wait``, return False if another process holds it or is hungry for it."""
         while self._acquire(wait):
             if self._reopen is None or self._is_current(self._fd):
                 return True
@@ -122,11 +122,11 @@ class FileLock:
 
 
 class PatientLock:
-    """A lock that is asked for, and waited for only an instant: then a thread of its own waits, started when needed.
+    """A lock that is requested without blocking: after a few quick attempts, a helper thread waits for it.
 
     Args:
-        lock: Closed together with this.
-        wake: Called, on that thread, when a lock that was asked for is there.
+        lock: The lock; closed together with this.
+        wake: Called on the helper thread when a requested lock has been granted.
     """
 
     def __init__(self, lock: FileLock, wake: Callable[[], None]) -> None:
@@ -140,7 +140,7 @@ class PatientLock:
         self._error: OSError | None = None
 
     def get(self) -> bool:
-        """Return True with the lock held, or ask for it and return False; ``wake`` then says when to try again."""
+        """Return True with the lock held, or request it and return False; call again after ``wake``."""
         with self._mutex:
             if self._error is not None:
                 error, self._error, self._is_asked = self._error, None, False
@@ -165,7 +165,7 @@ class PatientLock:
         self._lock.release()
 
     def close(self) -> None:
-        """Let go of the lock file; a wait that is under way ends by itself, and leaves nothing locked."""
+        """Close the lock file; a pending wait ends by itself and leaves nothing locked."""
         with self._mutex:
             if self._is_closed:
                 return
@@ -178,7 +178,7 @@ class PatientLock:
             self._wanted.put(False)
 
     def abandon(self) -> None:
-        """Let go of the lock file in a forked child, where the thread is not, whatever it was doing."""
+        """Close the lock file in a forked child, where the helper thread does not exist."""
         self._mutex = threading.Lock()
         self._lock.close()
 
@@ -201,18 +201,18 @@ class PatientLock:
 
 
 def hold(fd: int) -> None:
-    """Lock a file of one's own for as long as this process has it open; without OFD locks, nothing."""
+    """Lock a file for as long as this process has it open; do nothing without OFD locks."""
     if HAS_OFD_LOCKS:
         _lock(fd, _DOOR, wait=False)
 
 
 def is_held(fd: int) -> bool:
-    """Tell whether anybody has ``hold`` of the file; True where that cannot be known."""
+    """Return whether any process has called ``hold`` on the file; True if that cannot be known."""
     return not HAS_OFD_LOCKS or _is_locked(fd, _DOOR)
 
 
 def _lock(fd: int, byte: int, *, wait: bool, kind: int = fcntl.F_WRLCK) -> bool:
-    """Lock one byte of the file; return whether that worked, which with ``wait`` it does or raises."""
+    """Lock one byte of the file; without ``wait``, return False if another process has locked it."""
     try:
         if HAS_OFD_LOCKS:
             command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
@@ -220,7 +220,7 @@ def _lock(fd: int, byte: int, *, wait: bool, kind: int = fcntl.F_WRLCK) -> bool:
         else:
             how = fcntl.LOCK_SH if kind == fcntl.F_RDLCK else fcntl.LOCK_EX
             fcntl.lockf(fd, how | (0 if wait else fcntl.LOCK_NB), 1, byte)
-    except (BlockingIOError, PermissionError):  # POSIX allows either for "another has it"
+    except (BlockingIOError, PermissionError):  # POSIX allows either for a lock that is taken.
         if wait:
             raise
         return False
@@ -228,7 +228,7 @@ def _lock(fd: int, byte: int, *, wait: bool, kind: int = fcntl.F_WRLCK) -> bool:
 
 
 def _is_locked(fd: int, byte: int) -> bool:
-    """Tell whether anybody else has locked that byte; False where that cannot be known."""
+    """Return whether another process has locked that byte; False if that cannot be known."""
     if not HAS_OFD_LOCKS:
         return False
     found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
@@ -248,11 +248,11 @@ _sharing = threading.Lock()
 
 
 def _share(fd: int) -> tuple[int, threading.Lock]:
-    """Return the one descriptor that this process has of a lock file, and the lock between its threads."""
+    """Return this process's only descriptor of a lock file, and the lock between its threads."""
     status = os.fstat(fd)
     with _sharing:
         found = _shared.setdefault((status.st_dev, status.st_ino), (fd, threading.Lock()))
     if found[0] != fd:
-        with found[1]:  # closing it would take the lock away from a thread that holds it
+        with found[1]:  # Closing it would release the lock of the thread that holds it.
             os.close(fd)
     return found

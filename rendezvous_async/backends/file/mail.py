@@ -1,4 +1,4 @@
-"""How event loops and a thread talk: jobs go in, answers go back to the loops that wait for them."""
+"""Messages between event loops and a thread: jobs go in, answers go back to the loops that wait for them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any, TypeAlias
 
 from rendezvous_async.errors import RendezvousError
 
-__all__ = ["Call", "Inbox", "Job", "Outbox"]
+__all__ = ["Inbox", "LoopCall", "Outbox", "ThreadJob"]
 
-Call: TypeAlias = tuple[asyncio.AbstractEventLoop, Callable[[], None]]
-"""What to call, and on which loop."""
+LoopCall: TypeAlias = tuple[asyncio.AbstractEventLoop, Callable[[], None]]
+"""A loop, and a function to call on it."""
 
 
-class Job:
-    """A piece of work for the thread, and the future that waits for its answer, if one does.
+class ThreadJob:
+    """A piece of work for the thread, and the future for its result, if any.
 
     Attributes:
-        abandoned: Nobody waits any more; work that has not begun is left out.
+        abandoned: Whether the caller no longer waits; then work that has not begun is skipped.
     """
 
     __slots__ = ("abandoned", "future", "locked", "work")
@@ -33,11 +33,11 @@ class Job:
 
 
 class Inbox:
-    """Jobs for a thread, from any thread; ``fd`` is readable when there is something to ``take``."""
+    """Jobs for a thread, from any thread; ``fd`` is readable if there are jobs to ``take``."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._jobs: list[Job] = []
+        self._jobs: list[ThreadJob] = []
         self._is_awake = False
         self._closed: RendezvousError | None = None
         self.fd, self._bell = os.pipe()
@@ -45,11 +45,11 @@ class Inbox:
 
     @property
     def closed(self) -> RendezvousError | None:
-        """Why no job is taken any more, if so."""
+        """Why the inbox is closed; None if it is open."""
         return self._closed
 
-    def put(self, job: Job) -> None:
-        """Hand in a job; if the inbox is closed, its future, which is of the calling loop, fails at once."""
+    def put(self, job: ThreadJob) -> None:
+        """Submit a job; if the inbox is closed, its future fails at once, so call it on the future's loop."""
         with self._mutex:
             if self._closed is None:
                 self._jobs.append(job)
@@ -64,8 +64,8 @@ class Inbox:
             if self._closed is None:
                 self._ring()
 
-    def take(self) -> list[Job]:
-        """Return all jobs there are; never waits."""
+    def take(self) -> list[ThreadJob]:
+        """Return all pending jobs without waiting."""
         with self._mutex:
             if self._is_awake:
                 os.read(self.fd, 1)
@@ -73,8 +73,8 @@ class Inbox:
             jobs, self._jobs = self._jobs, []
         return jobs
 
-    def close(self, why: RendezvousError) -> list[Job]:
-        """Take no more jobs; return those that were left."""
+    def close(self, why: RendezvousError) -> list[ThreadJob]:
+        """Close the inbox; return the pending jobs."""
         with self._mutex:
             if self._closed is None:
                 self._closed = why
@@ -84,7 +84,7 @@ class Inbox:
         return jobs
 
     def forget(self, why: RendezvousError) -> None:
-        """Close it in a forked child, whatever another thread was doing with it."""
+        """Close the inbox in a forked child, even if another thread held its mutex during the fork."""
         self._mutex = threading.Lock()
         self.close(why)
 
@@ -95,23 +95,23 @@ class Inbox:
 
 
 class Outbox:
-    """Calls for event loops, collected by a thread and sent together: one wake-up for each loop."""
+    """Calls for event loops, batched by a thread: one wake-up for each loop."""
 
     def __init__(self) -> None:
         self._calls: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
 
-    def add(self, call: Call) -> None:
+    def add(self, call: LoopCall) -> None:
         loop, function = call
         self._calls.setdefault(loop, []).append(function)
 
-    def answer(self, job: Job, value: object, error: BaseException | None = None) -> None:
-        """Answer a job that somebody waits for."""
+    def answer(self, job: ThreadJob, value: object, error: BaseException | None = None) -> None:
+        """Set the result of a job's future, if it has one."""
         future = job.future
         if future is not None:
             self.add((future.get_loop(), lambda: _resolve(future, value, error)))
 
     def send(self) -> None:
-        """Send what has been collected; a loop that is closed gets nothing."""
+        """Send the collected calls; skip closed loops."""
         if not self._calls:
             return
         calls, self._calls = self._calls, {}
@@ -119,7 +119,7 @@ class Outbox:
             if not loop.is_closed():
                 try:
                     loop.call_soon_threadsafe(_call_all, functions)
-                except RuntimeError:  # closed since
+                except RuntimeError:  # Closed since.
                     continue
 
 

@@ -1,8 +1,7 @@
-"""The kernel's word that a directory has changed: a thin hold on Linux's inotify.
+"""A thin wrapper of Linux's inotify, which reports changes in a directory.
 
-The standard library has none, and a dependency for three calls of libc would be more to keep than these lines. Where
-there is no inotify, or the file system does not feed it (NFS), ``open_inotify`` returns None or stays silent: it is a
-hint that makes things fast, and nothing relies on it.
+The standard library has none, and three libc calls do not justify a dependency. Without inotify ``open_inotify``
+returns None, and on NFS it reports nothing: it only makes things faster, and nothing relies on it.
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ _EVENT = struct.Struct("@iIII")
 
 
 class Inotify:
-    """Watches directories; ``fd`` becomes readable when something happened."""
+    """Watches directories; ``fd`` is readable when there are events."""
 
     def __init__(self, libc: ctypes.CDLL, fd: int) -> None:
         self._libc = libc
         self.fd = fd
 
     def add(self, directory: int, mask: int) -> int | None:
-        """Watch an open directory; return what marks its events, or None if it cannot be watched."""
+        """Watch an open directory; return the mark of its events, or None if it cannot be watched."""
         mark = self._libc.inotify_add_watch(self.fd, f"/proc/self/fd/{directory}".encode(), ctypes.c_uint32(mask))
         return None if mark < 0 else int(mark)
 
     def remove(self, mark: int) -> None:
-        """Watch that directory no more."""
+        """Stop watching a directory."""
         self._libc.inotify_rm_watch(self.fd, mark)
 
     def read(self) -> list[tuple[int, str]]:
-        """Return what happened, as (mark, file name); never waits."""
+        """Return the events, as (mark, file name), without waiting."""
         try:
             data = os.read(self.fd, 65536)
         except BlockingIOError:
@@ -58,7 +57,7 @@ class Inotify:
 
 
 def open_inotify() -> Inotify | None:
-    """Return a new inotify, or None where the system has none to give."""
+    """Return a new inotify, or None if the system has none."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""One hub for each directory in a process, however many backends use it, on however many event loops."""
+"""One hub per directory and process, shared by all drivers on all event loops."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 import threading
 
 from rendezvous_async.backends.file.directory import Directory
-from rendezvous_async.backends.file.hub import Hub, Options
+from rendezvous_async.backends.file.hub import Hub
+from rendezvous_async.backends.file.options import FileOptions
 from rendezvous_async.errors import RendezvousConnectionError
 
 __all__ = ["acquire_hub", "release_hub"]
@@ -15,8 +16,8 @@ _hubs: dict[tuple[int, int], Hub] = {}
 _registry = threading.Lock()
 
 
-def acquire_hub(directory: Directory, options: Options) -> Hub:
-    """Return this process's hub of a directory, started if there is none; ``directory`` is the hub's from now on."""
+def acquire_hub(directory: Directory, options: FileOptions) -> Hub:
+    """Return this process's hub of a directory, started if needed; it takes over ``directory``."""
     with _registry:
         hub = _hubs.get(directory.key)
         if hub is None or hub.inbox.closed is not None:
@@ -24,14 +25,16 @@ def acquire_hub(directory: Directory, options: Options) -> Hub:
             hub.start()
         else:
             directory.close()
-            if hub.options != options:
-                raise ValueError(f"{directory.path} is open in this process with {hub.options}, not {options}")
+            if hub.options.of_thread != options.of_thread:
+                raise ValueError(
+                    f"{directory.path} is open in this process with {hub.options.of_thread}, not {options.of_thread}"
+                )
         hub.users += 1
         return hub
 
 
 async def release_hub(hub: Hub) -> None:
-    """Let go of a hub; with its last user it ends."""
+    """Release a hub; stop it with its last user."""
     with _registry:
         hub.users -= 1
         if hub.users:
@@ -42,7 +45,7 @@ async def release_hub(hub: Hub) -> None:
 
 
 def _forget_after_fork() -> None:
-    """A forked child has none of the threads, and must not keep its parent's locks alive."""
+    """Drop all hubs in a forked child: it has none of the threads and must not keep its parent's locks."""
     global _registry
     _registry = threading.Lock()
     for hub in _hubs.values():

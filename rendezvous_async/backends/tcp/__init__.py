@@ -1,24 +1,20 @@
-"""``tcp://``: a small server, embedded or alone, and its client; pure asyncio, no other service needed.
+"""``tcp://``: a small server, embedded or standalone, and its client; pure asyncio, no other service needed.
 
-::
-
-    wire.py        messages and frames (pure)            auth.py        who knows the secret (pure)
-    server.py      a table and its connections           link.py        the client's side of one connection
-    connection.py  the server's side of one connection   dialing.py     every address in turn, and what became of it
-    requests.py    what is asked, what is answered       channel.py     calls that outlive connections
-    journal.py     nothing leaves before it is on disk   client.py      TcpBackend: calls, sessions, watches
-    limits.py      how much a peer gets                  hosting.py     who hosts when nobody was told to
-    serving.py     serve(): check, listen, start         options.py     open_tcp(), and what its endpoint may say
-    addresses.py   names, addresses, listening           tls.py         TLS contexts from files
+``wire``, ``auth`` and ``versions`` are the protocol, without I/O. ``server/`` holds the table and its connections,
+``client/`` the driver and its one connection, ``hosting`` starts a server in a client's process.
 """
 
 from __future__ import annotations
 
+from rendezvous_async.backends.schemes import Scheme
 from rendezvous_async.backends.tcp.auth import restrict
-from rendezvous_async.backends.tcp.client import TcpBackend
-from rendezvous_async.backends.tcp.limits import Limits
-from rendezvous_async.backends.tcp.options import open_tcp
-from rendezvous_async.backends.tcp.server import TcpServer
-from rendezvous_async.backends.tcp.serving import serve, start_server
+from rendezvous_async.backends.tcp.client.driver import TcpDriver
+from rendezvous_async.backends.tcp.opening import open_tcp
+from rendezvous_async.backends.tcp.options import TcpOptions
+from rendezvous_async.backends.tcp.server.limits import Limits
+from rendezvous_async.backends.tcp.server.server import TcpServer
+from rendezvous_async.backends.tcp.server.serving import serve, start_server
 
-__all__ = ["Limits", "TcpBackend", "TcpServer", "open_tcp", "restrict", "serve", "start_server"]
+__all__ = ["SCHEME", "Limits", "TcpDriver", "TcpOptions", "TcpServer", "restrict", "serve", "start_server"]
+
+SCHEME = Scheme(TcpOptions, open_tcp)

@@ -1,4 +1,4 @@
-"""Which addresses a name means, whether they are this machine's, and how to listen on all of them or on none."""
+"""Resolves names to addresses, tells which are local, and listens on all of them or on none."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import msgspec
 
 from rendezvous_async.settings import format_address
 
-__all__ = ["Address", "host_of", "listen_on", "open_socket", "resolve"]
+__all__ = ["Address", "host_of", "listen_on", "open_socket", "resolve", "watch_for_dead_peer"]
 
 BACKLOG = 4096
 _PORT_TRIES = 20
 
 
 class Address(msgspec.Struct, frozen=True, order=True):
-    """One address that a name resolves to; in the order in which hosts bind them."""
+    """One address of a name; addresses sort in the order in which hosts bind them."""
 
     host: str
     port: int
@@ -48,13 +48,13 @@ class Address(msgspec.Struct, frozen=True, order=True):
 
     @property
     def socket_address(self) -> tuple[Any, ...]:
-        """As the socket module wants it."""
+        """The address in the form of the socket module."""
         if self.family == socket.AF_INET6:
             return (self.host, self.port, self.flow, self.zone)
         return (self.host, self.port)
 
     def is_local(self) -> bool:
-        """Tell whether this machine has the address, by asking the kernel."""
+        """Tell whether this machine has the address, by trying to bind it."""
         try:
             with socket.socket(self.family, socket.SOCK_DGRAM) as sock:
                 sock.bind(self.at(0).socket_address)
@@ -64,18 +64,18 @@ class Address(msgspec.Struct, frozen=True, order=True):
 
 
 def host_of(socket_address: object) -> str:
-    """Return the host of an address in a socket's form, an IPv4 address as such; empty if there is none."""
+    """Return the host of a socket address, with a mapped IPv4 address as plain IPv4; empty if there is none."""
     return str(socket_address[0]).removeprefix("::ffff:") if isinstance(socket_address, tuple) else ""
 
 
 async def resolve(host: str, port: int) -> list[Address]:
-    """Return all addresses of ``host``, each once, in the order that the system prefers.
+    """Return all addresses of ``host``, each once, in the system's order of preference.
 
     Raises:
-        OSError: The name is unknown, or cannot be looked up now.
+        OSError: The name is unknown, or the lookup failed.
     """
     if _is_literal(host):
-        return [Address(host, port)]  # no need for the resolver's thread
+        return [Address(host, port)]  # without the resolver's thread
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     addresses = [Address(str(where[0]), int(where[1]), *(int(part) for part in where[2:4])) for *_, where in found]
@@ -83,10 +83,9 @@ async def resolve(host: str, port: int) -> list[Address]:
 
 
 def open_socket(address: Address) -> socket.socket:
-    """Return a TCP socket for an address, without a delay for small messages.
+    """Return a TCP socket for an address, on which asyncio will disable Nagle's algorithm.
 
-    The protocol is named because asyncio switches Nagle's algorithm off only where it is; with it on, an answer can
-    wait 40 ms for an acknowledgement.
+    asyncio does so only if the protocol is given explicitly; otherwise an answer can wait 40 ms for an acknowledgement.
     """
     return socket.socket(address.family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
 
@@ -94,11 +93,11 @@ def open_socket(address: Address) -> socket.socket:
 def listen_on(addresses: Sequence[Address]) -> list[socket.socket]:
     """Listen on all addresses, in sorted order, or on none.
 
-    With port 0, all get the same free port. A loopback address that this machine does not have (IPv6 switched off) is
-    left out as long as another one remains: nobody could serve it.
+    With port 0, all get the same free port. A loopback address that this machine lacks (IPv6 disabled) is skipped as
+    long as another one remains: no process could serve it.
 
     Raises:
-        OSError: One of them is in use or cannot be had; none is taken then.
+        OSError: An address is in use or not available; then none is bound.
     """
     wanted = sorted(addresses)
     for attempt in range(_PORT_TRIES):
@@ -138,8 +137,8 @@ def _listen_once(addresses: Sequence[Address]) -> list[socket.socket]:
 def _listen(address: Address) -> socket.socket:
     sock = open_socket(address)
     try:
-        # Without it a restarted server would wait for the last one's connections to be forgotten. It does not let two
-        # servers listen at once; two may *bind* at once, so that listen() is what decides between racing hosts.
+        # Otherwise a restarted server would have to wait for old connections in TIME_WAIT. Two servers still cannot
+        # listen at once, but two may *bind* at once, so listen() decides between racing hosts.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if address.family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address.is_wildcard else 1)
@@ -158,3 +157,11 @@ def _is_literal(host: str) -> bool:
     except ValueError:
         return False
     return "%" not in host
+
+
+def watch_for_dead_peer(sock: socket.socket) -> None:
+    """Enable TCP keepalive, so that the kernel closes connections to machines that are gone."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

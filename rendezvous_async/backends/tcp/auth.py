@@ -1,17 +1,17 @@
-"""Who knows the secret: a challenge and two proofs. Pure: no sockets, no clock.
+"""Mutual authentication with a shared secret: a challenge and two proofs. Pure: no sockets, no clock.
 
-The secret never crosses the wire. The client says hello with a nonce, the server challenges it with another, the
-client proves that it knows the secret, and then the server proves it too. A proof is an HMAC-SHA256 over the role of
-who proves and over the very bytes of the hello and of the challenge. So it is good for this one handshake only: a
-replay meets another nonce, a reflected proof has the wrong role, and whoever changes the version or anything else that
-was said in the greeting changes what is proved.
+The secret never crosses the wire. The client sends a Hello with a nonce, the server answers with a challenge that has
+another, the client proves that it knows the secret, and then the server does. A proof is an HMAC-SHA256 over the role
+of the prover and the exact bytes of the Hello and the challenge. So it is valid for one handshake only: a replay meets
+a different nonce, and a reflected proof has the wrong role. The Hello lists the protocol versions that the client
+offers, and the challenge names the one that the server picks, so a downgrade by an attacker in the middle is detected.
+Without a secret nothing is authenticated, including the version: use TLS.
 
-A secret can be **restricted** to runs whose id starts with some text: ``restrict("master", "team-a-")`` gives another
-secret, which a server that knows the master also accepts, for those runs alone. It is derived, not stored: the server
-needs no list of them.
+A secret can be **restricted** to runs whose id starts with a prefix: ``restrict("master", "team-a-")`` returns another
+secret, which a server that knows the master accepts for those runs only. It is derived, so the server needs no list.
 
-What this does not do: it does not encrypt. Who can read or change the traffic needs TLS to be kept out. Take a long
-random secret (``secrets.token_urlsafe(32)``): one that can be guessed can be guessed from a recorded handshake.
+Traffic is not encrypted: use TLS against attackers who can read or change it. Use a long random secret
+(``secrets.token_urlsafe(32)``): a weak one can be guessed offline from a recorded handshake.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from rendezvous_async.backends.base import DEFAULT_NAMESPACE
+from rendezvous_async.backends.names import DEFAULT_NAMESPACE
 
 __all__ = ["Secret", "new_nonce", "prove", "restrict", "verify"]
 
@@ -35,11 +35,11 @@ _RESTRICTED = "rdzv-run:"
 
 
 class Secret(msgspec.Struct, frozen=True):
-    """A secret, taken apart.
+    """A parsed secret.
 
     Attributes:
-        key: What the proofs are made with.
-        scope: The start of every key that its holder may touch; empty if it is not restricted.
+        key: The HMAC key of the proofs.
+        scope: The prefix of every key that its holder may access; empty if the secret is not restricted.
     """
 
     key: bytes
@@ -50,7 +50,7 @@ class Secret(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, secret: str | bytes | Secret) -> Secret:
-        """Return the secret that a user gave, which may be the result of ``restrict``."""
+        """Parse a user's secret, which may be the result of ``restrict``."""
         if isinstance(secret, Secret):
             return secret
         text = secret.decode("utf-8", "surrogateescape") if isinstance(secret, bytes) else secret
@@ -67,14 +67,14 @@ class Secret(msgspec.Struct, frozen=True):
         return cls(_digest(b"", b"secret", text.encode("utf-8", "surrogateescape")))
 
     def key_for(self, scope: str) -> bytes | None:
-        """Return the key that a client with this scope has, or None if this secret does not tell."""
+        """Return the key of a client with this scope; None if it cannot be derived from this secret."""
         if scope == self.scope:
             return self.key
         return None if self.scope else _digest(self.key, b"scope", scope.encode())
 
 
 def restrict(secret: str | bytes, run_prefix: str, *, namespace: str = DEFAULT_NAMESPACE) -> str:
-    """Return a secret that opens only runs whose id starts with ``run_prefix``, to a server that knows ``secret``."""
+    """Return a secret that a server with ``secret`` accepts only for runs whose id starts with ``run_prefix``."""
     master = Secret.parse(secret)
     if master.scope:
         raise ValueError("this secret is restricted already")
@@ -87,22 +87,22 @@ def restrict(secret: str | bytes, run_prefix: str, *, namespace: str = DEFAULT_N
 
 
 def new_nonce() -> bytes:
-    """Return bytes that nobody has seen before."""
+    """Return fresh random bytes."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
 def prove(key: bytes, role: Role, hello: bytes, challenge: bytes) -> bytes:
-    """Return the proof that ``role`` knows ``key``, good for the handshake with these two bodies of frames only."""
+    """Return the proof that ``role`` knows ``key``, valid only for the handshake with these two frame bodies."""
     return _digest(key, role.encode(), hello, challenge)
 
 
 def verify(key: bytes, role: Role, hello: bytes, challenge: bytes, proof: bytes) -> bool:
-    """Tell whether ``proof`` is what ``prove`` returns, in a time that does not tell how much of it is right."""
+    """Tell in constant time whether ``proof`` is valid."""
     return hmac.compare_digest(prove(key, role, hello, challenge), proof)
 
 
 def _digest(key: bytes, purpose: bytes, *parts: bytes) -> bytes:
-    """HMAC over a purpose and parts; each with its length, so that nothing can be moved from one into another."""
+    """Return an HMAC over a purpose and parts, each with its length, so that no bytes can shift between them."""
     message = _CONTEXT + b"".join(
         len(part).to_bytes(8, "big") + hashlib.sha256(part).digest() for part in (purpose, *parts)
     )

@@ -1,34 +1,31 @@
-"""Who hosts the server when nobody was told to: a process on the machine that the endpoint names.
+"""Automatic hosting: a process on the machine that the endpoint names starts the server if none runs there.
 
-The host binds all addresses that the name resolves to, in sorted order, all or none. So of processes that race on one
-machine exactly one wins, and the others become its clients; when it goes, those that are refused race again. A machine
-that has only some of the addresses never hosts: two machines would each serve their own part of one name.
+The host binds all addresses of the name, in sorted order, all or none. So of the processes that race on one machine
+exactly one wins, and the others become its clients; when the host is gone, they race again. A machine that has only
+some of the addresses never hosts: otherwise two machines could each serve a part of one name.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-import os
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 import anyio
 
-from rendezvous_async.backends.log import LogInUseError
+from rendezvous_async.backends.table.log import LogInUseError
 from rendezvous_async.backends.tcp.addresses import listen_on, resolve
 from rendezvous_async.backends.tcp.auth import Secret
-from rendezvous_async.backends.tcp.dialing import Dialer, DialError
-from rendezvous_async.backends.tcp.limits import Limits
-from rendezvous_async.backends.tcp.server import DISCONNECT_GRACE, TcpServer
-from rendezvous_async.backends.tcp.serving import check_secure, start_on
+from rendezvous_async.backends.tcp.client.dialing import Dialer, DialError
+from rendezvous_async.backends.tcp.options import TcpOptions
+from rendezvous_async.backends.tcp.server.server import TcpServer
+from rendezvous_async.backends.tcp.server.serving import check_secure, start_on
 from rendezvous_async.backends.tcp.tls import Tls
 from rendezvous_async.errors import RendezvousError
 
-__all__ = ["Host", "HostMode"]
+__all__ = ["Host"]
 
 logger = logging.getLogger("rendezvous_async.server")
-
-HostMode = Literal["auto", "true", "false"]
 
 _PASSING = frozenset(
     {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
@@ -36,56 +33,43 @@ _PASSING = frozenset(
 
 
 class Host:
-    """A process's will to host, and the server once it does.
+    """Hosts the server when no other process does.
 
     Args:
-        dialer: Knows the endpoint; gets the port that was chosen if the endpoint's is 0.
-        must: This process hosts or fails (``is_host=true``); otherwise it hosts if it can.
-        tls: What to serve with.
-        linger: Seconds for which ``aclose`` waits for the sessions of others to end.
-        secret, data_dir, insecure, disconnect_grace, limits: As for ``serve``.
+        dialer: Has the endpoint; its port is set to the chosen one if it is 0.
+        options: Whether and how to host.
+        tls: The TLS contexts.
+        secret: The secret that clients must know.
+
+    Attributes:
+        linger: Seconds for which ``aclose`` waits until no session is open.
     """
 
-    def __init__(
-        self,
-        dialer: Dialer,
-        *,
-        must: bool,
-        tls: Tls,
-        secret: Secret | None = None,
-        data_dir: str | os.PathLike[str] | None = None,
-        insecure: bool = False,
-        disconnect_grace: float = DISCONNECT_GRACE,
-        limits: Limits | None = None,
-        linger: float = 30.0,
-    ) -> None:
+    def __init__(self, dialer: Dialer, options: TcpOptions, tls: Tls, secret: Secret | None) -> None:
         self.server: TcpServer | None = None
-        self.linger = linger
+        self.linger = options.linger
         self._dialer = dialer
-        self._must = must
+        self._options = options
+        self._must = options.is_host == "true"
         self._tls = tls
         self._secret = secret
-        self._data_dir = data_dir
-        self._insecure = insecure
-        self._disconnect_grace = disconnect_grace
-        self._limits = limits
 
     def __repr__(self) -> str:
         return f"<Host {self._dialer} {self.server or 'not hosting'}>"
 
     async def prepare(self, failure: DialError | None) -> None:
-        """Start the server, if nobody serves there; called before each round of dialling.
+        """Start the server if none runs there; called before each round of dialling.
 
         Args:
-            failure: How the last round ended.
+            failure: The error of the last round.
 
         Raises:
-            DialError: This process must host and cannot, or nobody else will and it is not allowed to.
+            DialError: This process must host and cannot, or only it could host and its options forbid it.
         """
         if self.server is not None:
             if self.server.failure is None:
                 return
-            # It stopped, and keeps the log locked still. Whoever hosts next begins with what the disk holds.
+            # The server has stopped but still locks the log. The next host starts from what the disk holds.
             server, self.server = self.server, None
             with anyio.CancelScope(shield=True):
                 await server.aclose()
@@ -94,7 +78,7 @@ class Host:
         try:
             reason = await self._try()
         except LogInUseError as error:
-            # The host before this one has let go of the addresses, and waits for its last sync.
+            # The previous host has released the addresses and waits for its last sync.
             reason = str(error)
         except RendezvousError as error:
             self._give_up(f"cannot host: {error}", final=not _may_pass(error))
@@ -105,7 +89,7 @@ class Host:
             self._give_up(f"this process must host (is_host=true), but {reason}")
 
     async def aclose(self) -> None:
-        """Stop the server, after the sessions of others have ended or ``linger`` seconds; if cancelled, at once."""
+        """Stop the server when no session is open, after ``linger`` seconds at the latest, or at once if cancelled."""
         server, self.server = self.server, None
         if server is None:
             return
@@ -117,7 +101,7 @@ class Host:
                 await server.aclose()
 
     async def _try(self) -> str | None:
-        """Host, or say why not."""
+        """Host, or return the reason why not; None also if another process serves the addresses."""
         dialer = self._dialer
         try:
             addresses = await resolve(dialer.host, dialer.port)
@@ -130,25 +114,25 @@ class Host:
             sockets = listen_on(addresses)
         except OSError as error:
             if error.errno == errno.EADDRINUSE and not self._must:
-                return None  # somebody serves there, or is about to
+                return None  # another process serves there, or is about to
             return str(error.strerror)
         try:
             if not self._tls.can_serve:
                 raise ValueError("TLS is asked for, but a host needs a certificate: set tls_cert and tls_key")
-            check_secure(addresses, self._secret is not None or self._tls.server is not None, self._insecure)
+            check_secure(addresses, self._secret is not None or self._tls.server is not None, self._options.insecure)
         except ValueError as error:
-            # Nobody serves there, and we are the ones who should: to wait would be in vain.
+            # No other process would host, so waiting is pointless.
             for sock in sockets:
                 sock.close()
             self._give_up(f"this process would host, but {error}")
         self.server = await start_on(
             sockets,
             dialer.host,
-            data_dir=self._data_dir,
+            data_dir=self._options.data_dir,
             secret=self._secret,
             tls=self._tls.server,
-            disconnect_grace=self._disconnect_grace,
-            limits=self._limits,
+            disconnect_grace=self._options.disconnect_grace,
+            limits=self._options.limits,
         )
         dialer.port = sockets[0].getsockname()[1]
         logger.info("hosting the server at %s", self.server.endpoint)
@@ -167,6 +151,6 @@ class Host:
 
 
 def _may_pass(error: RendezvousError) -> bool:
-    """Tell whether what keeps a host from its log may be over by itself, as a disk that is full for a while."""
+    """Tell whether the error may be transient, such as a full disk."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno in _PASSING

@@ -1,7 +1,7 @@
-"""Reads from a socket into one buffer that all connections of a thread share.
+"""Reads from sockets into one buffer that all connections of a thread share.
 
-asyncio's plain protocols get a fresh object of 256 KiB for each read, however little has come; on some machines that
-costs more than the read itself. What was read is taken out at once, so one buffer is enough for all.
+asyncio's plain protocols allocate 256 KiB for each read, however short; on some machines that costs more than the read
+itself. Each read is copied out at once, so one buffer is enough.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SIZE = 64 * 1024
 
 
 class _Spare(threading.local):
-    """One for each thread: while one reads, the other may."""
+    """The buffer of a thread."""
 
     def __init__(self) -> None:
         self.view = memoryview(bytearray(SIZE))
@@ -38,4 +38,4 @@ class SharedBufferProtocol(asyncio.BufferedProtocol, ABC):
 
     @abstractmethod
     def data_received(self, data: bytes) -> None:
-        """Take what has come."""
+        """Take the bytes of one read."""

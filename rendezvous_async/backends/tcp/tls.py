@@ -1,7 +1,7 @@
-"""TLS contexts from files, or as the user made them.
+"""TLS contexts from files or from the user.
 
-``tls_cert`` and ``tls_key`` are what this side shows, ``tls_ca`` is whom it believes. A server with ``tls_ca`` demands
-a certificate of every client (mutual TLS). A host is both: it serves with its certificate and calls itself as a client.
+``tls_cert`` and ``tls_key`` identify this side; ``tls_ca`` has the authorities it trusts. A server with ``tls_ca``
+demands a certificate from every client (mutual TLS). A host is both server and client: it connects to itself.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ __all__ = ["Tls"]
 
 
 class Tls(msgspec.Struct, frozen=True):
-    """How to encrypt.
+    """The TLS contexts of a process.
 
     Attributes:
-        client: What connections out use; None means no TLS.
-        server: What is served with; None means no TLS.
-        can_serve: Whether a host of this endpoint can be what its clients expect.
+        client: The context for outgoing connections; None means no TLS.
+        server: The context for serving; None means no TLS.
+        can_serve: Whether a server of this process could accept its own client.
     """
 
     client: ssl.SSLContext | None = None
@@ -42,14 +42,14 @@ class Tls(msgspec.Struct, frozen=True):
         cert: str | os.PathLike[str] | None = None,
         key: str | os.PathLike[str] | None = None,
     ) -> Tls:
-        """Return what the options ask for.
+        """Return the contexts for a user's options.
 
         Args:
-            tls: A context; True for TLS with the system's certificate authorities; None or False for none, unless
-                one of the files is given.
-            ca: Of the authorities that the other side's certificate must come from.
-            cert: This side's certificate chain.
-            key: Its private key, if that is not in the same file.
+            tls: A context; True for TLS with the system's certificate authorities; None or False for no TLS, unless
+                a file is given.
+            ca: The file of trusted authorities.
+            cert: The file of this side's certificate chain.
+            key: The file of its private key, if that is a separate one.
         """
         given = {"tls_ca": ca, "tls_cert": cert, "tls_key": key}
         files = [name for name, value in given.items() if value is not None]

@@ -1,23 +1,23 @@
-"""What goes over the wire: messages, and frames that hold them. Pure: no sockets, no clock.
+"""The wire format: messages and frames. Pure: no sockets, no clock.
 
 A frame is four bytes of length (big-endian) and a body in msgpack: an array that starts with the message's number.
-After the handshake a client sends requests, each with an id of its own choice; the server answers each request on that
-connection in the order in which they came, and in between pushes ``Changed`` with the id of the ``Follow``, or of the
-``OpenSession``, that started the watch. A frame that is too long, or is no message, ends the connection
-(``FrameError``).
+After the handshake a client sends requests, each with an id of its choice. The server answers them in order, and in
+between pushes ``Changed`` with the id of the ``Follow`` or ``OpenSession`` that started the watch. A frame that is too
+long or not a message ends the connection (``FrameError``).
 
 ::
 
     client                                server
-    Hello        ───────────────────────►
-                 ◄───────────────────────  Challenge       only if the server has a secret
+    Hello        ───────────────────────►                  offers versions of the protocol
+                 ◄───────────────────────  Challenge       picks one; only if the server has a secret
     Proof        ───────────────────────►
-                 ◄───────────────────────  Welcome         or Refused, and the end
+                 ◄───────────────────────  Welcome         picks the same; or Refused, and the end
     Get, List, Transact, Follow, ...  ──►
-                 ◄───────────────────────  Found, Listed, Committed, Changed, ..., Failed
+                 ◄───────────────────────  Found, Listed, Transacted, Changed, ..., Failed
 
-Messages are arrays whose tail may grow: a peer ignores the fields that it does not know, so that a newer version can
-still be told apart by its ``Hello``.
+Messages are arrays that may grow at the end: a peer ignores unknown fields, and missing fields have their defaults. A
+new kind of message, or a field that must not be ignored, needs a new version of the protocol. The messages of the
+handshake are read before a version is picked, so they may only grow.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
-from rendezvous_async.backends.base import Commit, Condition, Delete, Entry, Listing, Put, Token
+from rendezvous_async.backends.tcp.versions import MAX_OFFERED
+from rendezvous_async.backends.values import Commit, Condition, Delete, Entry, Listing, Put, Token
 
-__all__ = ["HANDSHAKE_FRAME", "MAX_ANSWER", "PROTOCOL", "FrameDecoder", "FrameError", "frame", "frame_into"]
+__all__ = ["HANDSHAKE_FRAME", "MAX_ANSWER", "FrameDecoder", "FrameError", "frame", "frame_into"]
 
-PROTOCOL: Final = 1
-"""The version of this protocol; both sides must have the same."""
 HANDSHAKE_FRAME: Final = 4096
-"""How long a frame may be before the peer is known."""
+"""Upper bound on a frame during the handshake, in bytes."""
 MAX_ANSWER: Final = 32 * 1024 * 1024
-"""How long an answer or a push may be."""
+"""Upper bound on an answer or a push, in bytes."""
 MAX_ITEMS: Final = 65_536
-"""How many writes, conditions or names a request may have; with more it is not even decoded."""
+"""Upper bound on the writes, conditions or names in a request; a larger request is not decoded."""
 
 _LENGTH = struct.Struct(">I")
 _NO_LENGTH = bytes(_LENGTH.size)
 _FEW = msgspec.Meta(max_length=MAX_ITEMS)
+_Version: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=255)]
+_Versions: TypeAlias = Annotated[tuple[_Version, ...], msgspec.Meta(max_length=MAX_OFFERED)]
 _Writes: TypeAlias = Annotated[tuple[Put | Delete, ...], _FEW]
 _Conditions: TypeAlias = Annotated[tuple[Condition, ...], _FEW]
 _Names: TypeAlias = Annotated[tuple[str, ...], _FEW]
@@ -57,18 +58,18 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Hello(_Message, frozen=True, tag=0):
-    """The client's first words.
+    """The client's first message.
 
     Attributes:
-        version: The protocol that it speaks.
-        client: Names the client, on all its connections.
-        connection: Counts this client's connections: the newest one counts, older ones are cut.
-        revision: The highest revision that it has seen.
-        nonce: Makes this handshake unlike any other.
-        scope: What its secret is restricted to; see ``auth``.
+        versions: All protocol versions that the client supports.
+        client: The name of the client, the same on all its connections.
+        connection: Counts this client's connections; the server keeps only the newest.
+        revision: The highest revision that the client has seen.
+        nonce: Makes this handshake unique.
+        scope: The scope of a restricted secret; see ``auth``.
     """
 
-    version: int
+    versions: _Versions
     client: str
     connection: int
     revision: int
@@ -77,9 +78,13 @@ class Hello(_Message, frozen=True, tag=0):
 
 
 class Challenge(_Message, frozen=True, tag=1):
-    """The server asks for a proof that the client knows the secret."""
+    """The server picks a version and asks for a proof of the secret.
+
+    Both proofs cover the Hello and this message, and so the offered versions and the picked one.
+    """
 
     nonce: bytes
+    version: _Version
 
 
 class Proof(_Message, frozen=True, tag=2):
@@ -89,9 +94,9 @@ class Proof(_Message, frozen=True, tag=2):
 
 
 class Welcome(_Message, frozen=True, tag=3):
-    """The handshake is over; the proof is the server's own, and ``peer`` is the address it sees the client at."""
+    """The handshake is over; the proof is the server's own, and ``peer`` is the address at which it sees the client."""
 
-    version: int
+    version: _Version
     epoch: str
     revision: int
     proof: bytes = b""
@@ -99,7 +104,7 @@ class Welcome(_Message, frozen=True, tag=3):
 
 
 class Refused(_Message, frozen=True, tag=4):
-    """The end of this connection, and why; ``code`` is one of the ``REFUSED_...`` words."""
+    """The server ends this connection; ``code`` is one of the ``REFUSED_...`` words."""
 
     code: str
     message: str
@@ -139,7 +144,7 @@ class Transact(_Message, frozen=True, tag=12):
 
 
 class Follow(_Message, frozen=True, tag=13):
-    """Start a watch; it is answered once with ``Changed``, if need be an empty one, and then whenever there is news."""
+    """Start a watch. The answer is a ``Changed``, possibly empty; more of them follow as there is news."""
 
     id: int
     names: _Names
@@ -153,7 +158,7 @@ class Unfollow(_Message, frozen=True, tag=14):
 
 
 class OpenSession(_Message, frozen=True, tag=15):
-    """Open a session, with ``writes`` make its first commit, and with ``names`` start a watch on how things stand then.
+    """Open a session, make its first commit if there are ``writes``, and then start a watch if there are ``names``.
 
     A put under ``OWN`` belongs to the new session. The watch has the id of this request.
     """
@@ -165,8 +170,8 @@ class OpenSession(_Message, frozen=True, tag=15):
     names: _Names = ()
 
 
-class KeepAlive(_Message, frozen=True, tag=16):
-    """Give a session its full time again, and make it one of this connection's."""
+class Renew(_Message, frozen=True, tag=16):
+    """Renew a session for its full TTL, and assign it to this connection."""
 
     id: int
     session: str
@@ -186,7 +191,7 @@ class Goodbye(_Message, frozen=True, tag=19):
 
 
 class Resume(_Message, frozen=True, tag=20):
-    """Make a session one of this connection's; it gets no more time than it had."""
+    """Assign a session to this connection without renewing it."""
 
     id: int
     session: str
@@ -205,7 +210,7 @@ class Listed(_Message, frozen=True, tag=31):
     listing: Listing
 
 
-class Committed(_Message, frozen=True, tag=32):
+class Transacted(_Message, frozen=True, tag=32):
     id: int
     commit: Commit
 
@@ -215,8 +220,8 @@ class Changed(_Message, frozen=True, tag=33):
     listing: Listing | None
 
 
-class Opened(_Message, frozen=True, tag=34):
-    """The session is open, whether its first commit has won or lost; the listing is what its watch shows first."""
+class SessionOpened(_Message, frozen=True, tag=34):
+    """The session is open, whether its first commit won or lost; the listing is the first one of its watch."""
 
     id: int
     session: str
@@ -244,38 +249,36 @@ FAILED_INVALID: Final = "invalid"
 
 
 class EncodedChanged(_Message, frozen=True, tag=33):
-    """``Changed`` with a listing that was encoded before, once for all its watchers."""
+    """``Changed`` with a listing that was encoded once for all its watchers."""
 
     id: int
     listing: msgspec.Raw
 
 
 Request: TypeAlias = (
-    Get | List | Transact | Follow | Unfollow | OpenSession | KeepAlive | Resume | EndSession | Ping | Goodbye
+    Get | List | Transact | Follow | Unfollow | OpenSession | Renew | Resume | EndSession | Ping | Goodbye
 )  # fmt: skip
-Answer: TypeAlias = Found | Listed | Committed | Changed | Opened | Done | Failed
+Answer: TypeAlias = Found | Listed | Transacted | Changed | SessionOpened | Done | Failed
 FromServer: TypeAlias = Challenge | Welcome | Refused | Answer
-Message: TypeAlias = Hello | Challenge | Proof | Welcome | Refused | Request | Answer | EncodedChanged
+AnyMessage: TypeAlias = Hello | Challenge | Proof | Welcome | Refused | Request | Answer | EncodedChanged
 
 _encoder = msgspec.msgpack.Encoder()
 _greeting_decoder: msgspec.msgpack.Decoder[Hello | Proof] = msgspec.msgpack.Decoder(Hello | Proof)
 _request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _server_decoder: msgspec.msgpack.Decoder[FromServer] = msgspec.msgpack.Decoder(FromServer)
-
-
 _NO_MESSAGE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError)
-"""What the decoders raise: text that is no UTF-8 has an error of its own."""
+"""The errors of the decoders; invalid UTF-8 has one of its own."""
 
 
 class FrameError(ValueError):
-    """Bytes that are no frame of ours; the connection they came on is of no more use."""
+    """The stream is not made of valid frames; the connection must be closed."""
 
 
 class FrameDecoder:
-    """Cuts a stream of bytes into the bodies of frames, whatever pieces it comes in.
+    """Splits a stream of bytes, in any chunks, into the bodies of frames.
 
     Args:
-        max_frame: How long a body may be; may be raised later, as an attribute.
+        max_frame: Upper bound on a body; the attribute may be raised later.
     """
 
     __slots__ = ("_at", "_data", "_parts", "_parts_length", "_wanted", "max_frame")
@@ -284,14 +287,14 @@ class FrameDecoder:
         self.max_frame = max_frame
         self._data = b""
         self._at = 0
-        # A frame that comes in many pieces is joined once, when it is whole.
+        # A frame that arrives in many pieces is joined once, when it is complete.
         self._parts: list[bytes] = []
         self._parts_length = 0
         self._wanted = 0
 
     @property
     def unfinished(self) -> int:
-        """How many bytes of a frame that is not all there are kept."""
+        """The number of buffered bytes of an incomplete frame."""
         return self._parts_length if self._parts else 0
 
     def feed(self, data: bytes) -> None:
@@ -311,7 +314,7 @@ class FrameDecoder:
         self._data, self._at = data, 0
 
     def next(self) -> bytes | None:
-        """Return the body of the next frame, or None if it is not all there yet.
+        """Return the body of the next frame, or None if it is incomplete.
 
         Raises:
             FrameError: The next frame is longer than ``max_frame``.
@@ -337,14 +340,14 @@ class FrameDecoder:
         return None
 
 
-def frame(message: Message) -> bytes:
+def frame(message: AnyMessage) -> bytes:
     """Return ``message`` as a frame."""
     out = bytearray()
     frame_into(out, message)
     return bytes(out)
 
 
-def frame_into(out: bytearray, message: Message) -> None:
+def frame_into(out: bytearray, message: AnyMessage) -> None:
     """Append ``message`` as a frame to ``out``."""
     start = len(out)
     out += _NO_LENGTH
@@ -353,17 +356,17 @@ def frame_into(out: bytearray, message: Message) -> None:
 
 
 def encode_listing(listing: Listing) -> msgspec.Raw:
-    """Return a listing's bytes for ``EncodedChanged``."""
+    """Encode a listing for ``EncodedChanged``."""
     return msgspec.Raw(_encoder.encode(listing))
 
 
 def fits(entries: Collection[Entry]) -> bool:
-    """Tell, before they are encoded, whether an answer may have these entries."""
+    """Tell, without encoding them, whether these entries fit into an answer."""
     return sum([len(entry.key) + len(entry.value or b"") for entry in entries]) <= MAX_ANSWER
 
 
 def decode_greeting(body: bytes) -> Hello | Proof:
-    """Return what a client says before it is known."""
+    """Decode a client's message of the handshake."""
     try:
         return _greeting_decoder.decode(body)
     except _NO_MESSAGE as error:
@@ -371,16 +374,16 @@ def decode_greeting(body: bytes) -> Hello | Proof:
 
 
 def decode_request(body: bytes) -> Request:
-    """Return what a client asks."""
+    """Decode a request."""
     try:
         return _request_decoder.decode(body)
     except _NO_MESSAGE as error:
-        raise FrameError(f"not a request: {error}") from None
+        raise FrameError(f"not a request of this version of the protocol: {error}") from None
 
 
 def decode_answer(body: bytes) -> FromServer:
-    """Return what a server says."""
+    """Decode a server's message."""
     try:
         return _server_decoder.decode(body)
     except _NO_MESSAGE as error:
-        raise FrameError(f"not an answer: {error}") from None
+        raise FrameError(f"not an answer of this version of the protocol: {error}") from None

@@ -1,6 +1,6 @@
-"""The conformance kit: every promise of ``rendezvous_async.backends.base``, as checks that any backend can be put to.
+"""The conformance kit: one check for every guarantee in ``rendezvous_async.backends.base``, for any backend.
 
-A backend of your own is proved by one call::
+Check your own backend with one call::
 
     @asynccontextmanager
     async def make(run_id):
@@ -9,14 +9,14 @@ A backend of your own is proved by one call::
 
     await check_backend(make)
 
-or, one test for each promise, with pytest::
+or with pytest, one test for each guarantee::
 
     @pytest.mark.parametrize("check", BACKEND_CHECKS)
     async def test_it_keeps_its_promises(check):
         await check(make)
 
-The checks work in real and in virtual time, against a store that others use too: each takes a run id of its own, and
-clears it at the end. Nothing here looks inside a backend, and nothing sleeps in the hope that something has happened.
+The checks work in real and in virtual time, and against a shared store: each uses its own run id, and clears it at the
+end. Nothing here looks inside a backend, and nothing sleeps in the hope that something has happened.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ BACKEND_CHECKS: tuple[Check, ...] = tuple(
     for value in vars(module).values()
     if isinstance(value, Check)
 )
-"""Every check, in the order of the modules and in each of them; ``await check(make)`` runs one."""
+"""Every check, in the order of the modules; ``await check(make)`` runs one."""
 
 
 async def check_backend(make: Make) -> None:
-    """Put a backend to every check.
+    """Run every check on a backend.
 
     Args:
-        make: Called with a run id, returns an async context manager that yields an open backend for that run. Called
-            again, it gives a second client of the same store.
+        make: Takes a run id and returns an async context manager that yields an open backend for that run. A second
+            call gives a second client of the same store.
 
     Raises:
-        AssertionError: It names the check, the promise that was broken, and what was seen instead.
+        AssertionError: A check failed; the message has its name, the broken guarantee, and what was seen instead.
     """
     for check in BACKEND_CHECKS:
         await check(make)

@@ -1,19 +1,20 @@
-"""What a check is made of: a run of its own, a way to say what was expected, and a reader of watches.
+"""The building blocks of checks: a run of its own, assertions with messages, and a reader of watches.
 
-A check is an async function whose docstring is the promise. Whatever goes wrong in it comes out as one AssertionError
-that names the check and the promise; it never depends on pytest.
+A check is an async function whose docstring is the guarantee. Any failure is raised as one AssertionError that names
+the check and the guarantee. Nothing here depends on pytest.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TypeAlias, TypeVar
 
 import anyio
 
-from rendezvous_async.backends.base import Backend, Condition, Delete, Listing, Put, Session, Watch
+from rendezvous_async.backends.base import Backend, Condition, Delete, Listing, Put, Session
 from rendezvous_async.backends.names import covers
 
 __all__ = [
@@ -21,8 +22,9 @@ __all__ = [
     "WAIT",
     "Check",
     "Make",
-    "Reader",
-    "Run",
+    "Pushed",
+    "Trial",
+    "WatchReader",
     "expect",
     "expect_error",
     "expect_same",
@@ -33,14 +35,14 @@ __all__ = [
 Make: TypeAlias = Callable[[str], AbstractAsyncContextManager[Backend]]
 
 WAIT = 30.0
-"""Seconds that any one wait may take, far more than a healthy backend needs."""
+"""Upper bound in seconds of every wait, far more than a healthy backend needs."""
 TTL = 1.0
-"""Seconds that sessions ask for; a backend may grant more."""
+"""The requested TTL of sessions, in seconds; a backend may grant more."""
 E = TypeVar("E", bound=Exception)
 
 
-class Run:
-    """The runs that one check uses: ``client()`` opens one more client of its own run, or of another."""
+class Trial:
+    """The runs of one check; ``client()`` opens another client of its own run, or of a given one."""
 
     def __init__(self, make: Make, name: str) -> None:
         self._make = make
@@ -53,16 +55,16 @@ class Run:
         return self._make(run_id)
 
     async def clear(self) -> None:
-        """Leave nothing behind in a store that others may use."""
+        """Delete everything that the check has left in the store."""
         for run_id in self._used:
             async with self._make(run_id) as backend:
                 await backend.commit(Delete(""))
 
 
 class Check:
-    """One promise of a backend, and how it is tested; ``await check(make)`` raises AssertionError if it is broken."""
+    """A guarantee of a backend and its test; ``await check(make)`` raises AssertionError if it is broken."""
 
-    def __init__(self, body: Callable[[Run], Awaitable[None]]) -> None:
+    def __init__(self, body: Callable[[Trial], Awaitable[None]]) -> None:
         self._body = body
         self.__name__ = body.__name__
         self.__doc__ = body.__doc__
@@ -72,11 +74,11 @@ class Check:
 
     @property
     def promise(self) -> str:
-        """What the backend must keep."""
+        """The guarantee that is checked."""
         return (self.__doc__ or "").strip()
 
     async def __call__(self, make: Make) -> None:
-        run = Run(make, self.__name__)
+        run = Trial(make, self.__name__)
         try:
             await self._body(run)
             await run.clear()
@@ -89,7 +91,7 @@ class Check:
 
 
 def expect(kept: bool, otherwise: str) -> None:
-    """Raise AssertionError, saying what was seen, if a promise was not kept."""
+    """Raise AssertionError with what was seen, unless a guarantee was kept."""
     if not kept:
         raise AssertionError(otherwise)
 
@@ -100,7 +102,7 @@ def expect_same(seen: object, wanted: object, what: str) -> None:
 
 
 async def expect_error(kind: type[E], call: Callable[[], Awaitable[object]], what: str) -> E:
-    """Return the error of that kind which ``call`` raises; raise AssertionError if it raises none."""
+    """Return the error of this type that ``call`` raises; raise AssertionError if it raises none."""
     try:
         with anyio.fail_after(WAIT):
             seen = await call()
@@ -109,20 +111,20 @@ async def expect_error(kind: type[E], call: Callable[[], Awaitable[object]], wha
     raise AssertionError(f"{what}: expected {kind.__name__}, got {seen!r:.400}")
 
 
-class Reader:
-    """Reads a watch and keeps the view that its listings add up to, checking each on the way.
+class WatchReader:
+    """Reads a watch, checks each listing, and maintains the view that they add up to.
 
     Args:
-        watch: What to read.
-        *names: What it watches.
+        watch: The watch to read.
+        *names: The watched names.
         patience: Seconds to wait for a listing.
 
     Attributes:
         view: The value of each key, as of ``listings[-1]``.
-        listings: All that was delivered.
+        listings: All delivered listings.
     """
 
-    def __init__(self, watch: Watch, *names: str, patience: float = WAIT) -> None:
+    def __init__(self, watch: AsyncIterator[Listing], *names: str, patience: float = WAIT) -> None:
         self.view: dict[str, bytes] = {}
         self.listings: list[Listing] = []
         self._patience = patience
@@ -131,7 +133,7 @@ class Reader:
         self._revisions: dict[str, int] = {}
 
     async def read(self, what: str = "a listing") -> Listing:
-        """Return the next listing, taken into the view."""
+        """Return the next listing, and apply it to the view."""
         try:
             with anyio.fail_after(self._patience):
                 listing = await anext(self._watch)
@@ -173,8 +175,36 @@ class Reader:
         self.listings.append(listing)
 
 
+class Pushed(AsyncIterator[Listing]):
+    """A sink that queues listings until they are read."""
+
+    def __init__(self) -> None:
+        self._listings: deque[Listing] = deque()
+        self._error: Exception | None = None
+        self._woken = anyio.Event()
+
+    def take(self, listing: Listing) -> None:
+        self._listings.append(listing)
+        self._woken.set()
+
+    def fail(self, error: Exception) -> None:
+        self._error = error
+        self._woken.set()
+
+    def __len__(self) -> int:
+        return len(self._listings)
+
+    async def __anext__(self) -> Listing:
+        while not self._listings:
+            if self._error is not None:
+                raise self._error
+            self._woken = anyio.Event()
+            await self._woken.wait()
+        return self._listings.popleft()
+
+
 async def increment(backend: Backend, key: str) -> None:
-    """Add one to the number at ``key``, trying again with what a lost commit says stands there."""
+    """Increment the number at ``key``; retry with the entry that a lost commit returns."""
     entry = await backend.get(key)
     while True:
         number = 0 if entry is None or entry.value is None else int(entry.value)

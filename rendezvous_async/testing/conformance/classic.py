@@ -8,11 +8,11 @@ import anyio
 
 from rendezvous_async.backends.base import Backend, Put, Token
 from rendezvous_async.errors import RendezvousStateError
-from rendezvous_async.testing.conformance.check import WAIT, Check, Run, expect, expect_error, expect_same
+from rendezvous_async.testing.conformance.check import WAIT, Check, Trial, expect, expect_error, expect_same
 
 
 @Check
-async def no_state_is_none(run: Run) -> None:
+async def no_state_is_none(run: Trial) -> None:
     """get_state() without a state is None, and so is set_state() with a token that cannot be current."""
     async with run.client() as backend:
         expect_same(await backend.get_state(), None, "get_state() without a state")
@@ -24,7 +24,7 @@ async def no_state_is_none(run: Run) -> None:
 
 
 @Check
-async def set_state_needs_the_current_token(run: Run) -> None:
+async def set_state_needs_the_current_token(run: Trial) -> None:
     """set_state() creates without a token, replaces with the current one, and else returns what stands and False."""
     async with run.client() as backend, run.client() as other:
         created = await backend.set_state(b"one")
@@ -62,7 +62,7 @@ async def set_state_needs_the_current_token(run: Run) -> None:
 
 
 @Check
-async def a_damaged_state_is_an_error(run: Run) -> None:
+async def a_damaged_state_is_an_error(run: Trial) -> None:
     """A state that set_state() did not write, or that was damaged, raises RendezvousStateError."""
     async with run.client() as backend:
         await backend.set_state(b"a good state")
@@ -81,7 +81,7 @@ async def a_damaged_state_is_an_error(run: Run) -> None:
 
 
 @Check
-async def one_of_many_set_states_wins(run: Run) -> None:
+async def one_of_many_set_states_wins(run: Trial) -> None:
     """Of many set_state() calls with one token exactly one wins, and all return the state of the one that did."""
     async with run.client() as first, run.client() as second:
         token: Token | None = None

@@ -1,4 +1,4 @@
-"""Checks of reads and commits: conditions, atomicity, revisions, and what two clients see of each other."""
+"""Checks of reads and commits: conditions, atomicity, revisions, and visibility between two clients."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from functools import partial
 import anyio
 
 from rendezvous_async.backends.base import Backend, Condition, Delete, Listing, Put, Token, Write
-from rendezvous_async.testing.conformance.check import WAIT, Check, Run, expect, expect_error, expect_same, increment
+from rendezvous_async.testing.conformance.check import WAIT, Check, Trial, expect, expect_error, expect_same, increment
 
 
 @Check
-async def what_is_absent_reads_as_nothing(run: Run) -> None:
-    """get() of no key is None, list() of no keys is an empty complete listing."""
+async def what_is_absent_reads_as_nothing(run: Trial) -> None:
+    """get() of an absent key is None; list() without keys is an empty, complete listing."""
     async with run.client() as backend:
         expect_same(await backend.get("a"), None, "get() of no key")
         for name in ("", "a", "a/"):
@@ -21,7 +21,7 @@ async def what_is_absent_reads_as_nothing(run: Run) -> None:
 
 
 @Check
-async def a_put_is_read_back(run: Run) -> None:
+async def a_put_is_read_back(run: Trial) -> None:
     """get() and list() return value, token and session of the last put, and other clients see the same at once."""
     async with run.client() as backend, run.client() as other:
         for value in (b"one", b"", bytes(range(256)), b"x" * 70_000):
@@ -36,7 +36,7 @@ async def a_put_is_read_back(run: Run) -> None:
 
 
 @Check
-async def reads_see_every_acknowledged_commit(run: Run) -> None:
+async def reads_see_every_acknowledged_commit(run: Trial) -> None:
     """A read that is sent after a commit was acknowledged sees it, whichever client asks."""
     async with run.client() as first, run.client() as second:
         for number in range(20):
@@ -53,8 +53,8 @@ async def reads_see_every_acknowledged_commit(run: Run) -> None:
 
 
 @Check
-async def revisions_grow(run: Run) -> None:
-    """Every commit that wrote something has a larger revision than all before it, the same for all its keys."""
+async def revisions_grow(run: Trial) -> None:
+    """Every commit with writes has a larger revision than all before it, the same for all its keys."""
     async with run.client() as first, run.client() as second:
         last = -1
         for number in range(10):
@@ -72,7 +72,7 @@ async def revisions_grow(run: Run) -> None:
 
 
 @Check
-async def create_if_absent(run: Run) -> None:
+async def create_if_absent(run: Trial) -> None:
     """A condition with token None holds only while there is no such key."""
     async with run.client() as backend:
         create = [Condition("a", None)]
@@ -89,7 +89,7 @@ async def create_if_absent(run: Run) -> None:
 
 
 @Check
-async def only_the_current_token_wins(run: Run) -> None:
+async def only_the_current_token_wins(run: Trial) -> None:
     """A condition with a token holds only for the entry that has it: not for older, foreign or deleted ones."""
     async with run.client() as backend:
         old = (await backend.commit(Put("a", b"old"))).token
@@ -112,7 +112,7 @@ async def only_the_current_token_wins(run: Run) -> None:
 
 
 @Check
-async def a_commit_is_all_or_nothing(run: Run) -> None:
+async def a_commit_is_all_or_nothing(run: Trial) -> None:
     """If one condition of many fails, no write happens, and the current entries of all conditions are returned."""
     async with run.client() as backend:
         setup = await backend.commit(Put("a", b"1"), Put("b", b"2"), Put("doomed/x", b"3"))
@@ -140,8 +140,8 @@ async def a_commit_is_all_or_nothing(run: Run) -> None:
 
 
 @Check
-async def a_commit_without_writes_is_a_check(run: Run) -> None:
-    """A commit with no writes tells whether its conditions hold, as of now, and changes nothing."""
+async def a_commit_without_writes_is_a_check(run: Trial) -> None:
+    """A commit without writes returns whether its conditions hold now, and changes nothing."""
     async with run.client() as backend, run.client() as other:
         put = await other.commit(Put("a", b"1"))
         for conditions, wanted in (
@@ -158,7 +158,7 @@ async def a_commit_without_writes_is_a_check(run: Run) -> None:
 
 
 @Check
-async def deleting_nothing_is_no_error(run: Run) -> None:
+async def deleting_nothing_is_allowed(run: Trial) -> None:
     """Delete of an absent key or subtree wins and changes nothing; overlapping deletes are fine."""
     async with run.client() as backend:
         expect((await backend.commit(Delete("a"), Delete("b/"))).won, "deleting nothing lost")
@@ -169,7 +169,7 @@ async def deleting_nothing_is_no_error(run: Run) -> None:
 
 
 @Check
-async def the_limits_are_what_they_say(run: Run) -> None:
+async def the_limits_are_what_they_say(run: Trial) -> None:
     """A commit of max_writes writes and conditions, or of max_bytes, works."""
     async with run.client() as backend:
         keys = [f"many/{number:06}" for number in range(backend.max_writes)]
@@ -195,7 +195,7 @@ async def the_limits_are_what_they_say(run: Run) -> None:
 
 
 @Check
-async def what_is_too_much_is_refused(run: Run) -> None:
+async def what_is_too_much_is_refused(run: Trial) -> None:
     """More than max_writes or max_bytes, or writing a key twice, is a ValueError, and nothing is written."""
     async with run.client() as backend:
         before = await backend.list("")
@@ -217,7 +217,7 @@ async def what_is_too_much_is_refused(run: Run) -> None:
 
 
 @Check
-async def concurrent_increments_add_up(run: Run) -> None:
+async def concurrent_increments_add_up(run: Trial) -> None:
     """Conditional commits are linearizable: increments by many tasks of two clients are neither lost nor doubled."""
     tasks, each = 5, 8
     async with run.client() as first, run.client() as second:
@@ -235,7 +235,7 @@ async def concurrent_increments_add_up(run: Run) -> None:
 
 
 @Check
-async def nobody_sees_half_a_commit(run: Run) -> None:
+async def no_reader_sees_half_a_commit(run: Trial) -> None:
     """While commits that put two keys run, every list() and every watch shows both keys of the same commit."""
     async with run.client() as writer, run.client() as reader:
         await writer.commit(Put("pair/x", b"0"), Put("pair/y", b"0"))

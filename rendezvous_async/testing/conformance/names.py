@@ -1,4 +1,4 @@
-"""Checks of names: keys and subtrees, odd characters, and runs that must not see each other."""
+"""Checks of names: keys and subtrees, odd characters, and the isolation of runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import anyio
 
 from rendezvous_async.backends.base import Condition, Delete, Put
 from rendezvous_async.backends.names import MAX_KEY_LENGTH
-from rendezvous_async.testing.conformance.check import WAIT, Check, Reader, Run, expect_error, expect_same
+from rendezvous_async.testing.conformance.check import WAIT, Check, Trial, WatchReader, expect_error, expect_same
 
 NEIGHBOURS = ["A", "a", "a b", "a!", "a-", "a-/b", "a.", "a/b", "a/b/c", "a/bc", "a/é", "a0", "a0/b", "aa/b", "ab", "b"]
-"""Keys around ``a`` and ``a/``, those included whose bytes sort just before and after the slash."""
+"""Keys around ``a`` and ``a/``, including those whose bytes sort just before and after the slash."""
 
 ODD_KEYS = [
     "..", ".", "../up", "./here", "a/../b", "~", "%", "%2F", "a%2Fb", "%2e%2e", "a b", " ", "a\\b", "*", "?", "[a]",
@@ -24,8 +24,8 @@ RUN_IDS = ["{}", "{}/x", "{}/", "/{}", "{} x", "{}x", "{}%2Fx", "{}ü日本", "{
 
 
 @Check
-async def a_name_is_one_key_or_a_subtree(run: Run) -> None:
-    """A name that ends in a slash is the keys under it, any other exactly one key, in list, watch and Delete alike."""
+async def a_name_is_one_key_or_a_subtree(run: Trial) -> None:
+    """In list, watch and Delete, a name that ends in a slash is a subtree, and any other exactly one key."""
     wanted = {
         "a": ["a"],
         "a/": ["a/b", "a/b/c", "a/bc", "a/é"],
@@ -44,7 +44,7 @@ async def a_name_is_one_key_or_a_subtree(run: Run) -> None:
             expect_same([entry.key for entry in listing.entries], keys, f"list({name!r})")
             expect_same([entry.value for entry in listing.entries], [key.encode() for key in keys], "its values")
             async with backend.watch(name) as watch:
-                first = await Reader(watch, name).read()
+                first = await WatchReader(watch, name).read()
                 expect_same([entry.key for entry in first.entries], keys, f"the first listing of watch({name!r})")
             await backend.commit(Delete(name))
             left = [entry.key for entry in (await backend.list("")).entries]
@@ -52,8 +52,8 @@ async def a_name_is_one_key_or_a_subtree(run: Run) -> None:
 
 
 @Check
-async def odd_characters_are_just_characters(run: Run) -> None:
-    """Dots, percent signs, spaces, capitals and any printable unicode are kept apart and come back as they were."""
+async def odd_characters_are_just_characters(run: Trial) -> None:
+    """Dots, percent signs, spaces, capitals and any printable unicode are kept distinct and unchanged."""
     async with run.client() as backend:
         view = {}
         for number, key in enumerate(ODD_KEYS):
@@ -66,7 +66,7 @@ async def odd_characters_are_just_characters(run: Run) -> None:
         listing = await backend.list("")
         expect_same([entry.key for entry in listing.entries], sorted(view), "the keys of the run, in order")
         async with backend.watch("") as watch:
-            reader = Reader(watch, "")
+            reader = WatchReader(watch, "")
             await reader.read()
             expect_same(reader.view, view, "the run as a watch shows it")
             await backend.commit(*(Delete(key) for key in ODD_KEYS))
@@ -74,7 +74,7 @@ async def odd_characters_are_just_characters(run: Run) -> None:
 
 
 @Check
-async def bad_keys_are_refused(run: Run) -> None:
+async def bad_keys_are_refused(run: Trial) -> None:
     """A key that is empty, too long, not printable, or has empty segments is a ValueError, and nothing is written."""
     async with run.client() as backend:
         for key in ("", "a/", "/", "/a", "a//b", "a\nb", "a\0b", "\ud800", "k" * (MAX_KEY_LENGTH + 1)):
@@ -94,7 +94,7 @@ async def bad_keys_are_refused(run: Run) -> None:
 
 
 @Check
-async def runs_do_not_see_each_other(run: Run) -> None:
+async def runs_do_not_see_each_other(run: Trial) -> None:
     """What is put, watched and deleted in one run stays in it, whatever characters the run ids have."""
     run_ids = [pattern.format(run.id) for pattern in RUN_IDS] + ["..", ".", "%2E%2E"]
     for run_id in run_ids:
@@ -111,7 +111,7 @@ async def runs_do_not_see_each_other(run: Run) -> None:
             expect_same(view, {"x": run_id.encode(), "x/x": run_id.encode()}, f"the run {run_id!r}")
     async with run.client() as mine, run.client(f"{run.id}/x") as other:
         async with mine.watch("") as watch:
-            reader = Reader(watch, "")
+            reader = WatchReader(watch, "")
             await reader.read()
             with anyio.fail_after(WAIT):
                 await other.commit(Put("y", b"other"), Delete("x"))

@@ -1,4 +1,4 @@
-"""Checks of sessions: what is bound to one, when it goes, and what its owner knows."""
+"""Checks of sessions: the keys bound to one, its expiry, and what its owner knows."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from functools import partial
 
 import anyio
 
-from rendezvous_async.backends.base import OUT_AFTER, OWN, Backend, Condition, Delete, Put, Session
-from rendezvous_async.clock import Patience
+from rendezvous_async.aio.deadline import Deadline
+from rendezvous_async.backends.base import OUT_AFTER, OWN, Backend, Condition, Delete, Opening, Put, Session, news_of
 from rendezvous_async.errors import RendezvousSessionError
 from rendezvous_async.testing.conformance.check import (
     TTL,
     WAIT,
     Check,
-    Reader,
-    Run,
+    Pushed,
+    Trial,
+    WatchReader,
     expect,
     expect_error,
     expect_same,
@@ -25,7 +26,7 @@ ABSENT = Condition("nobody", None)
 
 
 async def expect_ended(backend: Backend, session: Session) -> None:
-    """Check everything that must hold of a session once it is over."""
+    """Check everything that must hold for a session that has ended."""
     await expect_error(RendezvousSessionError, session.keep_alive, "keep_alive() of a session that has ended")
     expect(session.lost.is_set(), "keep_alive() was refused and `lost` is not set")
     before = await backend.list("")
@@ -42,7 +43,7 @@ async def keys(backend: Backend) -> list[str]:
 
 
 @Check
-async def an_entry_names_its_session(run: Run) -> None:
+async def an_entry_names_its_session(run: Trial) -> None:
     """Sessions have different ids; an entry tells, in reads, lost commits and watches, under which it was put."""
     async with run.client() as backend, run.client() as other:
         first, second = await backend.open_session(20), await other.open_session(20)
@@ -52,7 +53,7 @@ async def an_entry_names_its_session(run: Run) -> None:
         await backend.commit(*(Put(key, b"", session) for key, session in wanted.items()))
         lost = await other.commit(when=[Condition(key, None) for key in wanted])
         async with other.watch("") as watch:
-            shown = await Reader(watch, "").read()
+            shown = await WatchReader(watch, "").read()
         for entries in ((await other.list("")).entries, lost.entries, shown.entries):
             expect_same({entry.key: entry.session for entry in entries}, wanted, "the sessions of entries")
         entry = await backend.get("b")
@@ -62,10 +63,10 @@ async def an_entry_names_its_session(run: Run) -> None:
 
 
 @Check
-async def a_closed_session_takes_its_keys_along(run: Run) -> None:
-    """When its owner ends a session, its keys and only those are gone at once; ending it twice is no error."""
+async def a_closed_session_takes_its_keys_along(run: Trial) -> None:
+    """When its owner ends a session, exactly its keys are deleted at once; ending it twice is allowed."""
     async with run.client() as backend, run.client() as other, other.watch("") as watch:
-        reader = Reader(watch, "")
+        reader = WatchReader(watch, "")
         session, bystander = await backend.open_session(20), await backend.open_session(20)
         await backend.commit(Put("bound/a", b"", session.id), Put("bound/b", b"", session.id), Put("kept", b""))
         await backend.commit(Put("bystander", b"", bystander.id))
@@ -82,16 +83,18 @@ async def a_closed_session_takes_its_keys_along(run: Run) -> None:
 
 
 @Check
-async def a_session_begins_with_its_first_commit(run: Run) -> None:
-    """begin() opens a session and commits under it in one step, or opens it and says that it has not committed."""
+async def a_session_begins_with_its_first_commit(run: Trial) -> None:
+    """open() opens a session and commits under it in one step, or opens it and says that it has not committed."""
     async with run.client() as backend, run.client() as other:
         await other.commit(Put("taken", b"1"))
-        patience = Patience(WAIT, "begin")
-        session, commit = await backend.begin(20, patience, Put("a", b"1", OWN), Put("b", b"2"), when=[ABSENT])
-        late, refused = await backend.begin(20, patience, Put("c", b"", OWN), when=[ABSENT, Condition("taken", None)])
+        deadline = Deadline.after(WAIT, "open")
+        first = Opening(20, (Put("a", b"1", OWN), Put("b", b"2")), (ABSENT,))
+        session, commit, _ = await backend.open(first, deadline)
+        second = Opening(20, (Put("c", b"", OWN),), (ABSENT, Condition("taken", None)))
+        late, refused, _ = await backend.open(second, deadline)
         expect(session.id != late.id, f"two sessions have the same id {session.id}")
         if commit is None or refused is None:
-            expect(commit is None and refused is None, "begin() commits only now and then")
+            expect(commit is None and refused is None, "open() commits only now and then")
             expect_same(await keys(other), ["taken"], "the run after commits that were not made")
         else:
             expect(commit.won, f"the first commit of a session lost: {commit}")
@@ -110,27 +113,51 @@ async def a_session_begins_with_its_first_commit(run: Run) -> None:
 
 
 @Check
-async def a_session_begins_with_its_watch(run: Run) -> None:
-    """A prepared watch shows what is there, the first commit and what comes, also if it is read without begin()."""
+async def a_session_begins_with_its_watch(run: Trial) -> None:
+    """The watch of an opening pushes what is there, the first commit and what comes, until it is closed."""
     async with run.client() as backend, run.client() as other:
         await other.commit(Put("a/old", b"0"))
-        async with backend.prepare_watch("a/", "mark") as watch:
-            reader = Reader(watch, "a/", "mark")
-            patience = Patience(WAIT, "begin")
-            session, commit = await backend.begin(20, patience, Put("a/new", b"1", OWN), when=[ABSENT], watch=watch)
-            await other.commit(Put("mark", b"2"))
-            wanted = {"a/old": b"0", "mark": b"2"} | ({} if commit is None else {"a/new": b"1"})
-            await reader.until("all that was put", partial(dict.__eq__, wanted))
-            await session.aclose()
-            await other.commit(Delete("a/old"))
-            await reader.until("the deletions", partial(dict.__eq__, {"mark": b"2"}))
-        async with backend.prepare_watch("mark") as watch:
-            await Reader(watch, "mark").until_value("mark", b"2")
+        sink, names = Pushed(), ("a/", "mark")
+        reader = WatchReader(sink, *names)
+        opening = Opening(20, (Put("a/new", b"1", OWN),), (ABSENT,), names, sink)
+        session, commit, following = await backend.open(opening, Deadline.after(WAIT, "open"))
+        assert following is not None, "a session was opened without its watch"
+        await other.commit(Put("mark", b"2"))
+        wanted = {"a/old": b"0", "mark": b"2"} | ({} if commit is None else {"a/new": b"1"})
+        await reader.until("all that was put", partial(dict.__eq__, wanted))
+        await session.aclose()
+        await other.commit(Delete("a/old"))
+        await reader.until("the deletions", partial(dict.__eq__, {"mark": b"2"}))
+        expect(following.current_at <= anyio.current_time(), "the watch is current as of the future")
+        following.close()
+        await other.commit(Put("mark", b"3"))
+        async with backend.watch("mark") as watch:
+            await WatchReader(watch, "mark").until_value("mark", b"3")
+        expect_same(reader.view, {"mark": b"2"}, "what was pushed after the watch was closed")
 
 
 @Check
-async def anyone_can_end_a_session(run: Run) -> None:
-    """end_session() by another client deletes the keys at once, its owner learns of it; an unknown id is no error."""
+async def what_a_commit_tells_is_pushed_once(run: Trial) -> None:
+    """What learn() was told of a commit's answer is pushed at once and not again; its deletion is pushed."""
+    async with run.client() as backend, run.client() as other:
+        sink = Pushed()
+        reader = WatchReader(sink, "a/")
+        _, _, following = await backend.open(Opening(20, names=("a/",), sink=sink), Deadline.after(WAIT, "open"))
+        assert following is not None, "a session was opened without its watch"
+        await reader.read("a first listing, though there is nothing")
+        writes = (Put("a/x", b"1"), Put("b", b"1"))
+        following.learn(news_of(writes, await backend.commit(*writes)))
+        expect_same(len(sink), 1, "how many listings have been pushed of what was learned")
+        expect_same((await reader.read("what was learned")).entries[0].key, "a/x", "what was learned")
+        await other.commit(Delete("a/x"))
+        await other.commit(Put("a/y", b"2"))
+        await reader.until("the deletion of what was learned", partial(dict.__eq__, {"a/y": b"2"}))
+        following.close()
+
+
+@Check
+async def anyone_can_end_a_session(run: Trial) -> None:
+    """end_session() by another client deletes the keys at once and its owner notices; unknown ids are ignored."""
     async with run.client() as backend, run.client() as other:
         session = await backend.open_session(20)
         await backend.commit(Put("bound", b"", session.id), Put("kept", b""))
@@ -144,10 +171,10 @@ async def anyone_can_end_a_session(run: Run) -> None:
 
 
 @Check
-async def a_silent_session_expires(run: Run) -> None:
-    """Without keep-alives a session ends by itself, not before its owner's deadline; what others put stays."""
+async def a_silent_session_expires(run: Trial) -> None:
+    """Without keep-alives a session expires, but not before its owner's deadline; the puts of others stay."""
     async with run.client() as backend, run.client() as other, other.watch("") as watch:
-        reader = Reader(watch, "")
+        reader = WatchReader(watch, "")
         silent, heir = await backend.open_session(TTL), await other.open_session(TTL)
         wanted = {"freed": b"new", "inherited": b"new", "kept": b"new"}
 
@@ -177,10 +204,10 @@ async def a_silent_session_expires(run: Run) -> None:
 
 
 @Check
-async def keep_alives_hold_a_session(run: Run) -> None:
+async def keep_alives_hold_a_session(run: Trial) -> None:
     """A session that is kept alive outlives its TTL, and its keys with it."""
     async with run.client() as backend, backend.watch("") as watch:
-        reader = Reader(watch, "")
+        reader = WatchReader(watch, "")
         kept = await backend.open_session(TTL)
         await backend.commit(Put("kept", b"", kept.id))
 
@@ -204,8 +231,8 @@ async def keep_alives_hold_a_session(run: Run) -> None:
 
 
 @Check
-async def a_key_belongs_to_the_session_of_its_last_put(run: Run) -> None:
-    """A session that ends does not delete what another session, or none, has put since; a put again binds again."""
+async def a_key_belongs_to_the_session_of_its_last_put(run: Trial) -> None:
+    """A session that ends does not delete keys that were last put under another session or none."""
     async with run.client() as backend, run.client() as other:
         first, second = await backend.open_session(20), await other.open_session(20)
         await backend.commit(
@@ -221,7 +248,7 @@ async def a_key_belongs_to_the_session_of_its_last_put(run: Run) -> None:
 
 
 @Check
-async def a_deadline_is_that_of_the_last_answered_keep_alive(run: Run) -> None:
+async def a_deadline_is_that_of_the_last_answered_keep_alive(run: Trial) -> None:
     """A session's deadline is the send time of the last answered keep-alive plus three quarters of the TTL."""
     async with run.client() as backend:
         before = anyio.current_time()
@@ -239,7 +266,7 @@ async def a_deadline_is_that_of_the_last_answered_keep_alive(run: Run) -> None:
 
 
 @Check
-async def many_sessions_at_once(run: Run) -> None:
+async def many_sessions_at_once(run: Trial) -> None:
     """Sessions that are opened, used and closed at the same time do not get in each other's way."""
     async with run.client() as first, run.client() as second:
         sessions: dict[str, Session] = {}

@@ -1,4 +1,4 @@
-"""Checks of watches: complete at first, then the newest of every change, and nothing missed on the way."""
+"""Checks of watches: a complete listing first, then the newest of every change, without gaps."""
 
 from __future__ import annotations
 
@@ -10,15 +10,23 @@ from anyio.lowlevel import checkpoint
 
 from rendezvous_async.backends.base import Backend, Delete, Entry, Put, Token, Watch
 from rendezvous_async.errors import RendezvousConnectionError
-from rendezvous_async.testing.conformance.check import WAIT, Check, Reader, Run, expect, expect_error, expect_same
+from rendezvous_async.testing.conformance.check import (
+    WAIT,
+    Check,
+    Trial,
+    WatchReader,
+    expect,
+    expect_error,
+    expect_same,
+)
 
 
 @Check
-async def a_watch_begins_with_what_is_there(run: Run) -> None:
-    """Without `after`, the first listing is complete, also if there is nothing; the next ones are changes."""
+async def a_watch_begins_with_what_is_there(run: Trial) -> None:
+    """Without `after`, the first listing is complete, even if empty; the next ones are changes."""
     async with run.client() as backend, run.client() as other:
         async with backend.watch("a", "b/") as watch:
-            reader = Reader(watch, "a", "b/")
+            reader = WatchReader(watch, "a", "b/")
             first = await reader.read("a first listing, though there is nothing")
             expect_same((first.entries, first.complete), ((), True), "the first listing of nothing")
             put = await other.commit(Put("a", b"1"), Put("b/c", b"2"), Put("c", b"3"))
@@ -27,7 +35,7 @@ async def a_watch_begins_with_what_is_there(run: Run) -> None:
             expect_same(second.complete, False, "whether a listing of changes is complete")
             expect(second.revision >= put.revision, f"the listing is as of {second.token}, its entries of {put.token}")
         async with backend.watch("a", "b/") as watch:
-            listing = await Reader(watch, "a", "b/").read()
+            listing = await WatchReader(watch, "a", "b/").read()
             expect_same(listing.complete, True, "whether a first listing is complete")
             expect_same(
                 listing.entries, (Entry("a", b"1", put.token), Entry("b/c", b"2", put.token)), "the entries of a watch"
@@ -35,10 +43,10 @@ async def a_watch_begins_with_what_is_there(run: Run) -> None:
 
 
 @Check
-async def a_watch_shows_changes_and_deletions(run: Run) -> None:
-    """Puts come with value, token and session, deletions with value None and the token that tells when."""
+async def a_watch_shows_changes_and_deletions(run: Trial) -> None:
+    """Puts are shown with value, token and session, deletions with value None and the token of the deletion."""
     async with run.client() as backend, run.client() as other, backend.watch("a", "b/") as watch:
-        reader = Reader(watch, "a", "b/")
+        reader = WatchReader(watch, "a", "b/")
         await reader.read()
         for number in range(5):
             put = await other.commit(Put("a", b"%d" % number), Put("b/c", b""), Put("b/d", b""))
@@ -57,7 +65,7 @@ async def a_watch_shows_changes_and_deletions(run: Run) -> None:
 
 
 @Check
-async def after_resumes_without_a_gap(run: Run) -> None:
+async def after_resumes_without_a_gap(run: Trial) -> None:
     """With `after`, a watch delivers all that has changed since that token, deletions included, and nothing older."""
     async with run.client() as backend, run.client() as other:
         await backend.commit(Put("old", b""), Put("doomed", b""), Put("changed", b"1"))
@@ -65,7 +73,7 @@ async def after_resumes_without_a_gap(run: Run) -> None:
         await other.commit(Put("changed", b"2"), Delete("doomed"))
         await other.commit(Put("new", b""))
         async with backend.watch("", after=position) as watch:
-            reader = Reader(watch, "")
+            reader = WatchReader(watch, "")
             await reader.until("changes since a listing", lambda view: "new" in view)
             expect(not reader.listings[0].complete, "the first listing of a watch that resumes is marked complete")
             shown = {entry.key: entry.value for listing in reader.listings for entry in listing.entries}
@@ -75,19 +83,19 @@ async def after_resumes_without_a_gap(run: Run) -> None:
             value = b"%d" % number
             await other.commit(Put(f"key{number % 3}", value), Put("last", value))
             async with backend.watch("key0", "key1", "key2", "last", after=position) as watch:
-                reader = Reader(watch, "key0", "key1", "key2", "last")
+                reader = WatchReader(watch, "key0", "key1", "key2", "last")
                 await reader.until_value("last", value)
                 expect_same(reader.view, {f"key{number % 3}": value, "last": value}, "what it delivers")
                 position = reader.listings[-1].token
 
 
 @Check
-async def after_the_token_of_a_commit(run: Run) -> None:
+async def after_the_token_of_a_commit(run: Trial) -> None:
     """A watch `after` a commit's token does not repeat that commit, and waits for the next."""
     async with run.client() as backend:
         commit = await backend.commit(Put("a", b"1"))
         async with backend.watch("a", after=commit.token) as watch:
-            reader = Reader(watch, "a")
+            reader = WatchReader(watch, "a")
             async with anyio.create_task_group() as group:
                 group.start_soon(reader.read, "the change after a commit")
                 await checkpoint()
@@ -97,12 +105,12 @@ async def after_the_token_of_a_commit(run: Run) -> None:
 
 
 @Check
-async def after_an_unknown_token(run: Run) -> None:
+async def after_an_unknown_token(run: Trial) -> None:
     """With `after` of another epoch, the first listing is complete."""
     async with run.client() as backend:
         commit = await backend.commit(Put("a", b"1"))
         async with backend.watch("a", "b", after=Token("another epoch", commit.revision + 1000)) as watch:
-            reader = Reader(watch, "a", "b")
+            reader = WatchReader(watch, "a", "b")
             first = await reader.read("a complete listing")
             expect_same((first.complete, reader.view), (True, {"a": b"1"}), "the first listing")
             await backend.commit(Put("b", b"2"))
@@ -110,15 +118,15 @@ async def after_an_unknown_token(run: Run) -> None:
 
 
 @Check
-async def a_slow_reader_gets_the_newest(run: Run) -> None:
-    """Who has not read for long gets the newest values, not a queue, and still learns of deletions."""
+async def a_slow_reader_gets_the_newest(run: Trial) -> None:
+    """A slow reader gets the newest values, not a queue, and still sees deletions."""
     async with (
         run.client() as backend,
         run.client() as other,
         backend.watch("a/") as slow,
         backend.watch("a/") as control,
     ):
-        late, prompt = Reader(slow, "a/"), Reader(control, "a/")
+        late, prompt = WatchReader(slow, "a/"), WatchReader(control, "a/")
         await late.read()
         await other.commit(Put("a/doomed", b""))
         await late.until("a key", lambda view: "a/doomed" in view)
@@ -134,10 +142,10 @@ async def a_slow_reader_gets_the_newest(run: Run) -> None:
 
 
 @Check
-async def a_watch_of_many_keys(run: Run) -> None:
+async def a_watch_of_many_keys(run: Trial) -> None:
     """A subtree of many keys, and large values, are listed and watched in full."""
     async with run.client() as backend, run.client() as other, other.watch("many/") as early:
-        reader = Reader(early, "many/")
+        reader = WatchReader(early, "many/")
         await reader.read()
         values = {f"many/{number:04}": b"v%d" % number for number in range(600)}
         values |= {f"many/large{number}": b"x" * 100_000 for number in range(5)}
@@ -149,7 +157,7 @@ async def a_watch_of_many_keys(run: Run) -> None:
         view = await reader.until("all keys of a large subtree", lambda view: len(view) == len(values))
         expect(view == values, "a watch shows other values than were put")
         async with other.watch("many/") as late:
-            first = await Reader(late, "many/").read()
+            first = await WatchReader(late, "many/").read()
             shown = {entry.key: entry.value for entry in first.entries}
             expect(first.complete and shown == values, f"a first listing has {len(shown)} of {len(values)} keys")
         await backend.commit(Delete("many/"))
@@ -157,8 +165,8 @@ async def a_watch_of_many_keys(run: Run) -> None:
 
 
 @Check
-async def several_watches_at_once(run: Run) -> None:
-    """Watches of the same and of other names, on one client, each get all that concerns them, also when some end."""
+async def several_watches_at_once(run: Trial) -> None:
+    """Watches of the same and of other names on one client each get all their changes, even when some end."""
     names = [("a/",), ("a/", "c"), ("a/1",), ("a/1", "b"), ("",), ("a/", "a/1")]
     async with run.client() as backend, run.client() as other:
         passing = backend.watch("a/")
@@ -167,7 +175,7 @@ async def several_watches_at_once(run: Run) -> None:
 
         async def follow(*watched: str) -> None:
             async with backend.watch(*watched) as watch:
-                reader = Reader(watch, *watched)
+                reader = WatchReader(watch, *watched)
                 await reader.until_value("a/1", b"9")
                 behind.discard(watched)
                 if not behind:
@@ -187,8 +195,8 @@ async def several_watches_at_once(run: Run) -> None:
 
 
 @Check
-async def closing_a_watch_ends_it(run: Run) -> None:
-    """aclose() ends a pending read and every later one with StopAsyncIteration; closing twice is no error."""
+async def closing_a_watch_ends_it(run: Trial) -> None:
+    """aclose() ends a pending read and every later one with StopAsyncIteration; it may be called twice."""
     async with run.client() as backend:
         watch = backend.watch("a")
         await anext(watch)
@@ -219,8 +227,8 @@ async def read(watch: Watch) -> object:
 
 
 @Check
-async def a_closed_backend_says_so(run: Run) -> None:
-    """aclose() makes pending reads, and every later call, raise RendezvousConnectionError; twice is no error."""
+async def a_closed_backend_says_so(run: Trial) -> None:
+    """aclose() makes pending reads and later calls raise RendezvousConnectionError; it may be called twice."""
     async with run.client() as other, run.client() as backend:
         session = await backend.open_session(20)
         await backend.commit(Put("a", b"1"))
@@ -240,7 +248,7 @@ async def a_closed_backend_says_so(run: Run) -> None:
                 await backend.aclose()
                 await failed.wait()
 
-        async def watch_anew() -> object:
+        async def watch_again() -> object:
             return await read(backend.watch("a"))
 
         calls: dict[str, Callable[[], Awaitable[object]]] = {
@@ -253,7 +261,7 @@ async def a_closed_backend_says_so(run: Run) -> None:
             "keep_alive": session.keep_alive,
             "get_state": backend.get_state,
             "set_state": lambda: backend.set_state(b""),
-            "a new watch": watch_anew,
+            "a new watch": watch_again,
             "an old watch": lambda: read(unread),
             "the watch that failed": lambda: read(watch),
         }
@@ -267,10 +275,10 @@ async def a_closed_backend_says_so(run: Run) -> None:
 
 
 @Check
-async def a_watch_says_how_current_it_is(run: Run) -> None:
-    """current_at is a moment of this process's clock that is not in the future and never falls."""
+async def a_watch_says_how_current_it_is(run: Trial) -> None:
+    """current_at is a time on this process's clock that is not in the future and never decreases."""
     async with run.client() as backend, backend.watch("a") as watch:
-        reader, last = Reader(watch, "a"), -math.inf
+        reader, last = WatchReader(watch, "a"), -math.inf
         for number in range(5):
             await backend.commit(Put("a", b"%d" % number))
             await reader.until_value("a", b"%d" % number)
@@ -280,7 +288,7 @@ async def a_watch_says_how_current_it_is(run: Run) -> None:
 
 
 @Check
-async def watches_follow_many_writers(run: Run) -> None:
+async def watches_follow_many_writers(run: Trial) -> None:
     """While many tasks of two clients put and delete, every watch ends up with exactly what a read shows."""
     async with run.client() as first, run.client() as second:
 
@@ -291,7 +299,9 @@ async def watches_follow_many_writers(run: Run) -> None:
 
         async def follow(backend: Backend, views: list[dict[str, bytes]]) -> None:
             async with backend.watch("a/", "done") as watch:
-                views.append(await Reader(watch, "a/", "done").until("the last commit", lambda view: "done" in view))
+                views.append(
+                    await WatchReader(watch, "a/", "done").until("the last commit", lambda view: "done" in view)
+                )
 
         views: list[dict[str, bytes]] = []
         with anyio.fail_after(WAIT):

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rendezvous_async.testing.etcd import ENVIRONMENT, EtcdCluster, etcd_program
+from rendezvous_async.testing.etcd import EtcdCluster
+from rendezvous_async.testing.etcd_member import ENVIRONMENT, etcd_program
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,21 +18,21 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 
 import rendezvous_async as rdzv
+from rendezvous_async.aio.signal import Notice
 from rendezvous_async.backends import Backend, open_backend
 from rendezvous_async.backends.base import Delete, Entry, Put
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousFencedError, RendezvousSessionError
-from rendezvous_async.events import Event, EventKind
-from rendezvous_async.handler import Rendezvous
-from rendezvous_async.notice import Notice
+from rendezvous_async.node.events import Event, EventKind
+from rendezvous_async.node.rendezvous import Rendezvous
+from rendezvous_async.node.world import World
 from rendezvous_async.testing.checks import check
-from rendezvous_async.testing.conformance.check import Reader
+from rendezvous_async.testing.conformance.check import WatchReader
 from rendezvous_async.testing.etcd import EtcdCluster, EtcdMember
-from rendezvous_async.testing.etcd_history import EtcdHistory
 from rendezvous_async.testing.history import Believed, Fault, History, Left, Released, Settled
 from rendezvous_async.testing.linearizability import Operation, check_linearizable
 from rendezvous_async.testing.witness import Witness
-from rendezvous_async.world import World
 from tests.backends.registers import Client
+from tests.proof.etcd_history import EtcdHistory
 
 __all__ = ["FAULTS", "Drill", "play"]
 
@@ -167,7 +167,7 @@ class Drill:
         self.nodes: dict[str, Node] = {}
         self.clients: list[Client] = []
         self.operations: list[Operation] = []
-        self.watched: list[Reader] = []
+        self.watched: list[WatchReader] = []
         self.chronicle = EtcdHistory(cluster.members, NAMESPACE, self._committed_in_thread, SILENCE)
         self.written: dict[tuple[str, int], bytes | None] = {}
         """The value that a commit gave to a key, by key and revision; None if it deleted it."""
@@ -280,7 +280,7 @@ class Drill:
     async def look_on(self, backend: Backend, *names: str) -> None:
         """Watch until the last key of the drill is there."""
         async with backend.watch(*names) as watch:
-            reader = Reader(watch, *names, patience=SETTLED_WITHIN)
+            reader = WatchReader(watch, *names, patience=SETTLED_WITHIN)
             self.watched.append(reader)
             await reader.until("the end of the drill", lambda view: "load/end" in view)
 

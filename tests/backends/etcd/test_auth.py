@@ -14,7 +14,7 @@ import rendezvous_async as rdzv
 from rendezvous_async.backends import open_backend
 from rendezvous_async.backends.base import Delete, Put
 from rendezvous_async.errors import RendezvousConnectionError
-from rendezvous_async.testing.conformance.check import Reader
+from rendezvous_async.testing.conformance.check import WatchReader
 from rendezvous_async.testing.etcd import EtcdCluster, start_etcd
 
 TOKEN_TTL = 1
@@ -59,7 +59,7 @@ async def expire_tokens(cluster: EtcdCluster) -> None:
     [
         ({"user": "node", "password": "wrong"}, "refused Authenticate: .*invalid user ID or password"),
         ({"user": "nobody", "password": "secret"}, "refused Authenticate: .*invalid user ID or password"),
-        ({}, "etcd wants a user and a password"),
+        ({}, "etcd requires a user and a password"),
         ({"user": "guest", "password": "guest"}, "refused Txn: .*permission denied"),
         (USER | {"namespace": "elsewhere"}, "refused Txn: .*permission denied"),
     ],
@@ -82,7 +82,7 @@ async def test_the_least_privilege_is_enough_for_everything(secured: EtcdCluster
     ):
         session = await backend.open_session(2)
         await backend.commit(Put("a", b"1", session.id))
-        reader = Reader(watch, "a", "b")
+        reader = WatchReader(watch, "a", "b")
         await reader.until_value("a", b"1")
         await session.keep_alive()
         await session.aclose()
@@ -96,7 +96,7 @@ async def test_a_user_is_no_harm_where_nobody_asks(etcd: EtcdCluster) -> None:
 
 async def test_tokens_that_have_expired_are_renewed(secured: EtcdCluster) -> None:
     async with open_backend(secured.endpoint, run_id="expired", **USER) as backend, backend.watch("a") as watch:
-        reader = Reader(watch, "a")
+        reader = WatchReader(watch, "a")
         await reader.read()
         await expire_tokens(secured)
         with anyio.fail_after(20):
@@ -108,14 +108,14 @@ async def test_a_watch_that_is_refused_for_an_expired_token_is_started_anew(secu
     """The stream still has the token that it was opened with, and etcd says no more than "permission denied"."""
     async with open_backend(secured.endpoint, run_id="stream", **USER) as backend, backend.watch("a") as first:
         await anext(first)
-        backend._feeds._check_every = 60  # type: ignore[attr-defined]  # or it would keep the token in use
+        backend.driver._feeds._check_every = 60  # type: ignore[attr-defined]  # or it would keep the token in use
         await expire_tokens(secured)
         with anyio.fail_after(20):
             async with backend.watch("b") as second:
                 assert (await anext(second)).complete
                 await backend.commit(Put("a", b"1"), Put("b", b"1"))
-                await Reader(first, "a").until_value("a", b"1")
-                await Reader(second, "b").until_value("b", b"1")
+                await WatchReader(first, "a").until_value("a", b"1")
+                await WatchReader(second, "b").until_value("b", b"1")
                 await backend.commit(Delete(""))
 
 
@@ -124,7 +124,7 @@ async def test_a_restart_forgets_all_tokens() -> None:
     async with start_etcd() as cluster:
         secure(cluster)
         async with open_backend(cluster.endpoint, run_id="restart", **USER) as backend, backend.watch("a") as watch:
-            reader = Reader(watch, "a")
+            reader = WatchReader(watch, "a")
             await reader.read()
             session = await backend.open_session(5)
             cluster.members[0].kill()

@@ -9,7 +9,7 @@ from anyio.lowlevel import checkpoint
 from rendezvous_async.backends import Backend, open_backend
 from rendezvous_async.backends.base import Commit, Condition, Delete, Put, Write
 from rendezvous_async.errors import RendezvousSessionError
-from rendezvous_async.testing.conformance.check import Reader
+from rendezvous_async.testing.conformance.check import WatchReader
 from rendezvous_async.testing.etcd import EtcdCluster
 from tests.backends.etcd.relay import relay_to
 
@@ -102,7 +102,7 @@ async def test_a_batch_whose_answer_was_lost_has_happened_once(etcd: EtcdCluster
             await backend.commit(Put("first", b""))
             relay.drop_answers = True  # from now on; the batch goes next
             async with other.watch("batch/9") as watch:
-                await Reader(watch, "batch/9").until("the batch", bool)
+                await WatchReader(watch, "batch/9").until("the batch", bool)
             relay.drop_answers = False
             relay.cut()
 

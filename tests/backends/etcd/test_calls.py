@@ -14,15 +14,16 @@ from anyio.lowlevel import checkpoint
 
 from rendezvous_async.backends import Backend, open_backend
 from rendezvous_async.backends.base import Put
-from rendezvous_async.backends.etcd import EtcdBackend, channel
-from rendezvous_async.backends.etcd.channel import Cluster, Member
+from rendezvous_async.backends.etcd import channel
+from rendezvous_async.backends.etcd.channel import ClusterClient, ClusterMember
+from rendezvous_async.backends.etcd.driver import EtcdDriver
 from rendezvous_async.backends.etcd.lease import KeepAlives
-from rendezvous_async.backends.etcd.options import Options
+from rendezvous_async.backends.etcd.options import EtcdOptions
 from rendezvous_async.settings import parse_endpoint
 from rendezvous_async.testing.conformance.cancellation import TURNS, give_up
 from rendezvous_async.testing.etcd import EtcdCluster
 from tests.backends.etcd.relay import relay_to
-from tests.cycles import heap
+from tests.proof.cycles import heap
 
 WAIT = 20
 STREAMS = ("Watch", "LeaseKeepAlive")
@@ -32,23 +33,23 @@ STREAMS = ("Watch", "LeaseKeepAlive")
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     """Every call that is made, by the name of its method."""
     made: list[tuple[str, Any]] = []
-    method = Member.method
+    method = ClusterMember.method
 
-    def record(self: Member, name: str) -> Any:
+    def record(self: ClusterMember, name: str) -> Any:
         def call(*arguments: Any, **options: Any) -> Any:
             made.append((name, method(self, name)(*arguments, **options)))
             return made[-1][1]
 
         return call
 
-    monkeypatch.setattr(Member, "method", record)
+    monkeypatch.setattr(ClusterMember, "method", record)
     monkeypatch.setattr(channel, "LAST_ANSWERS", WAIT)
     return made
 
 
 def under_way(backend: Backend) -> int:
-    assert isinstance(backend, EtcdBackend)
-    return len(backend._cluster.under_way)
+    assert isinstance(backend.driver, EtcdDriver)
+    return len(backend.driver._cluster.under_way)
 
 
 async def test_a_call_that_is_given_up_comes_to_its_end(etcd: EtcdCluster, calls: list[tuple[str, Any]]) -> None:
@@ -103,7 +104,7 @@ async def test_an_error_that_nobody_waits_for_is_no_news(etcd: EtcdCluster) -> N
 async def test_a_stream_that_is_not_connected_yet_can_be_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and says nothing
         endpoint = parse_endpoint(f"etcd://127.0.0.1:{silent.getsockname()[1]}")
-        cluster = Cluster(endpoint, Options(), Random(0))
+        cluster = ClusterClient(endpoint, EtcdOptions(), None, Random(0))
         keep_alives = KeepAlives(cluster)
         with anyio.fail_after(WAIT):
             async with anyio.create_task_group() as group:

@@ -36,9 +36,8 @@ def revoke_pages(etcd: EtcdCluster) -> None:
 
 
 async def lose_the_answer(relay: Relay) -> None:
-    """Let the next request through, lose its answer, and let the client connect anew."""
+    """Let the next request through, lose its answer, and let the client connect again."""
     relay.drop_answers = True
-    relay.answered.clear()
     await relay.answered.wait()
     relay.drop_answers = False
     relay.cut()
@@ -202,10 +201,10 @@ async def test_the_page_can_be_lost(etcd: EtcdCluster) -> None:
 
 async def test_a_request_over_the_servers_limit_is_a_value_error(etcd: EtcdCluster) -> None:
     async with open_backend(etcd.endpoint, run_id="large") as backend:
-        backend.max_bytes = 3 * 1024 * 1024
+        backend.driver.max_bytes = 3 * 1024 * 1024
         with pytest.raises(ValueError, match=r"refused Txn: .* split the commit"):
             await backend.commit(Put("a", b"x" * (2 * 1024 * 1024)))
-        backend.max_writes = 200
+        backend.driver.max_writes = 200
         with pytest.raises(ValueError, match="too many operations"):
             await backend.commit(*(Put(f"a/{number}", b"") for number in range(128)))
         assert await backend.get("a") is None

@@ -11,7 +11,7 @@ from rendezvous_async.testing.etcd import EtcdCluster
 
 MOST_TELLING = {  # of the cluster; the rest is the same code against the same protocol
     "concurrent_increments_add_up",
-    "nobody_sees_half_a_commit",
+    "no_reader_sees_half_a_commit",
     "the_limits_are_what_they_say",
     "a_key_belongs_to_the_session_of_its_last_put",
     "many_sessions_at_once",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rendezvous_async import clock, connect
+from rendezvous_async import connect
+from rendezvous_async.aio import clock
 from rendezvous_async.testing.etcd import start_etcd
 
 

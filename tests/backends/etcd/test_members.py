@@ -11,16 +11,16 @@ from anyio import to_thread
 import rendezvous_async as rdzv
 from rendezvous_async.backends import Backend, open_backend
 from rendezvous_async.backends.base import Condition, Delete, Put, Token, Watch
-from rendezvous_async.backends.etcd import EtcdBackend
-from rendezvous_async.testing.conformance.check import Reader
+from rendezvous_async.backends.etcd.driver import EtcdDriver
+from rendezvous_async.testing.conformance.check import WatchReader
 from rendezvous_async.testing.etcd import EtcdCluster, EtcdMember, start_etcd
 from tests.backends.etcd.sound import sound_cluster
 
 
 def in_use(backend: Backend, cluster: EtcdCluster) -> EtcdMember:
     """Return the member that a backend talks to."""
-    assert isinstance(backend, EtcdBackend)
-    address = backend._cluster.member.address
+    assert isinstance(backend.driver, EtcdDriver)
+    address = backend.driver._cluster.member.address
     return next(member for member in cluster.members if member.address == address)
 
 
@@ -33,11 +33,11 @@ async def test_a_member_that_goes_is_left_in_time_for_a_session_of_5_seconds(wha
         open_backend(cluster.endpoint, run_id="left") as other,
     ):
         world = await rendezvous.join()
-        assert rendezvous._owner is not None
-        backend = rendezvous._owner.backend
+        assert rendezvous._supervisor is not None
+        backend = rendezvous._supervisor.backend
         assert backend is not None
         async with backend.watch("a", "b") as watch:
-            reader = Reader(watch, "a", "b")
+            reader = WatchReader(watch, "a", "b")
             await reader.read()
             for number, member in enumerate((in_use(backend, cluster), cluster.leader())):
                 getattr(member, what)()
@@ -62,7 +62,7 @@ class Load:
         self.acknowledged = 0
         self.mine: dict[str, tuple[int, Token]] = {}
         self.revisions: set[tuple[str, int]] = set()
-        self.readers: list[Reader] = []
+        self.readers: list[WatchReader] = []
         self.stopped = False
         self.wanted = self.beats = 0
         self.enough, self.looked = anyio.Event(), anyio.Event()
@@ -104,7 +104,7 @@ class Load:
         await self.enough.wait()
 
     async def look_on(self, watch: Watch, *names: str) -> None:
-        reader = Reader(watch, *names)
+        reader = WatchReader(watch, *names)
         self.readers.append(reader)
         while "end" not in reader.view:
             await reader.read("the end")

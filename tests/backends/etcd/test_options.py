@@ -59,4 +59,4 @@ async def test_a_relative_name_of_this_machine_will_do(etcd: EtcdCluster, tmp_pa
     endpoint = f"etcd://localhost:{etcd.members[0].client_port},127.0.0.1:9"
     async with open_backend(endpoint, run_id="run") as backend:
         assert await backend.get("state") is None
-        assert repr(backend) == f"<EtcdBackend {endpoint} run='run'>"
+        assert repr(backend) == f"<Backend run='run' on <EtcdDriver {endpoint}>>"

@@ -7,24 +7,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import anyio
 import pytest
 
 from rendezvous_async.backends import Backend, open_backend
 from rendezvous_async.backends.base import Put, Session
-from rendezvous_async.backends.etcd import EtcdBackend
-from rendezvous_async.testing.conformance.check import Reader
+from rendezvous_async.backends.etcd.driver import EtcdDriver
+from rendezvous_async.testing.conformance.check import WatchReader
 from rendezvous_async.testing.etcd import EtcdCluster, start_etcd
 from tests.backends.etcd.relay import Relay, relay_to
+from tests.backends.tcp.support import eventually
 
 PATIENT = {"call_timeout": 6, "connect_timeout": 6}
 
 
 def address_in_use(backend: Backend) -> str:
-    assert isinstance(backend, EtcdBackend)
-    return backend._cluster.member.address
+    assert isinstance(backend.driver, EtcdDriver)
+    return backend.driver._cluster.member.address
 
 
 @asynccontextmanager
@@ -71,6 +72,30 @@ async def test_a_keep_alive_is_answered_by_the_next_member(etcd: EtcdCluster) ->
         assert session.deadline > deadline
 
 
+async def test_a_keep_alive_is_asked_as_often_as_a_call_while_nobody_answers(etcd: EtcdCluster) -> None:
+    """During an election all are silent. Who then waited longer for the dead leader was out by its own clock."""
+    port = etcd.members[0].client_port
+    async with AsyncExitStack() as stack:
+        relays = [await stack.enter_async_context(relay_to(port)) for _ in range(3)]
+        endpoint = "etcd://" + ",".join(relay.address for relay in relays)
+        backend = await stack.enter_async_context(open_backend(endpoint, run_id="silent", call_timeout=2))
+        driver = backend.driver
+        assert isinstance(driver, EtcdDriver)
+        session = await backend.open_session(60)
+        await session.keep_alive()
+        for relay in relays:
+            relay.hold_requests = True
+        calls = driver.operations
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.keep_alive)
+            group.start_soon(backend.get, "a")
+            await eventually(lambda: driver.operations - calls > 8)
+            assert driver._keep_alives._silences >= 6
+            for relay in relays:
+                relay.hold_requests = False
+                relay.cut()
+
+
 async def test_a_silent_member_is_left_though_this_loop_is_blocked_again_and_again(etcd: EtcdCluster) -> None:
     async with two_members(etcd, "blocked") as (backend, silence):
         session = await backend.open_session(60)
@@ -86,7 +111,7 @@ async def test_a_silent_member_is_left_though_this_loop_is_blocked_again_and_aga
 
 async def test_a_watch_moves_with_the_calls(etcd: EtcdCluster) -> None:
     async with two_members(etcd, "silent watch") as (backend, silence), backend.watch("a") as watch:
-        reader = Reader(watch, "a")
+        reader = WatchReader(watch, "a")
         await reader.read()
         silence()
         await backend.commit(Put("a", b"moved"))

@@ -8,7 +8,7 @@ import pytest
 from rendezvous_async.backends import Backend, open_backend
 from rendezvous_async.backends.base import Condition, Delete, Put, Watch
 from rendezvous_async.errors import RendezvousSessionError
-from rendezvous_async.testing.conformance.check import Reader
+from rendezvous_async.testing.conformance.check import WatchReader
 from rendezvous_async.testing.etcd import EtcdCluster, start_etcd
 from tests.backends.etcd.relay import Relay, relay_to
 
@@ -35,7 +35,7 @@ async def test_a_watch_resumes_after_every_break(etcd: EtcdCluster, names: tuple
         open_backend(f"etcd://{relay.address}", run_id="breaks", call_timeout=CALL) as backend,
         backend.watch(*names) as watch,
     ):
-        reader = Reader(watch, *names)
+        reader = WatchReader(watch, *names)
         await reader.read()
         for number in range(6):
             value = b"%d" % number
@@ -62,7 +62,7 @@ async def test_what_was_compacted_while_cut_off_is_listed(etcd: EtcdCluster, nam
         backend.watch(*names) as watch,
     ):
         await other.commit(Put("a/gone", b"1"), Put("a/old", b"1"))
-        reader = Reader(watch, *names)
+        reader = WatchReader(watch, *names)
         await reader.read()
         relay.refuse()
         await other.commit(Put("a/new", b"1"))
@@ -83,7 +83,7 @@ async def test_after_a_token_that_is_compacted(etcd: EtcdCluster) -> None:
         await backend.commit(Put("a", b"3"))
         compact(etcd)
         async with backend.watch("a", "b", after=old.token) as watch:
-            reader = Reader(watch, "a", "b")
+            reader = WatchReader(watch, "a", "b")
             listing = await reader.read()
             assert listing.complete
             assert reader.view == {"a": b"3"}
@@ -101,7 +101,7 @@ async def test_many_watches_are_one_stream_and_one_feed_for_each_name(etcd: Etcd
 
         async def follow(number: int) -> None:
             async with backend.watch("state", f"seats/{number % 10}") as watch:
-                reader = Reader(watch, "state", f"seats/{number % 10}")
+                reader = WatchReader(watch, "state", f"seats/{number % 10}")
                 await reader.read()
                 there.append(number)
                 if len(there) == everybody:

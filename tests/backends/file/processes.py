@@ -64,12 +64,12 @@ class Process:
 
 
 @asynccontextmanager
-async def started(role: str, **arguments: Any) -> AsyncIterator[Process]:
-    """Start a worker; it is killed at the end if it still runs."""
+async def started(role: str, *, module: str = "tests.backends.file.worker", **arguments: Any) -> AsyncIterator[Process]:
+    """Start a worker, by default one of these tests; it is killed at the end if it still runs."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "tests.backends.file.worker",
+        module,
         role,
         json.dumps(arguments),
         cwd=ROOT,

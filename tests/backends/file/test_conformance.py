@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from rendezvous_async.backends import Backend, open_backend
-from rendezvous_async.backends.file.backend import FileBackend
 from rendezvous_async.backends.file.directory import Directory
-from rendezvous_async.backends.file.hub import Hub, Options
+from rendezvous_async.backends.file.driver import FileDriver
+from rendezvous_async.backends.file.hub import Hub
+from rendezvous_async.backends.file.options import FileOptions
 from rendezvous_async.testing.conformance import BACKEND_CHECKS, Check, Make
 
 
@@ -24,7 +25,7 @@ def together(path: Path) -> Make:
     return make
 
 
-def apart(path: Path, options: Options) -> Make:
+def apart(path: Path, options: FileOptions) -> Make:
     """Clients as different processes have them: each with a thread, a table and a lock of its own."""
 
     @asynccontextmanager
@@ -32,9 +33,9 @@ def apart(path: Path, options: Options) -> Make:
         hub = Hub(Directory.open(str(path)), options)
         hub.users = 1
         hub.start()
-        backend = FileBackend(hub, run_id)
-        async with backend:
-            await backend.ready()
+        driver = FileDriver(hub)
+        async with Backend(driver, run_id) as backend:
+            await driver.ready()
             yield backend
 
     return make
@@ -42,8 +43,8 @@ def apart(path: Path, options: Options) -> Make:
 
 WAYS: dict[str, Callable[[Path], Make]] = {
     "together": together,
-    "apart": lambda path: apart(path, Options()),
-    "apart without inotify": lambda path: apart(path, Options(inotify=False, fsync=False)),
+    "apart": lambda path: apart(path, FileOptions()),
+    "apart without inotify": lambda path: apart(path, FileOptions(inotify=False, fsync=False)),
 }
 
 

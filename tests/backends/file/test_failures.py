@@ -16,10 +16,17 @@ import pytest
 
 from rendezvous_async.backends import Backend, open_backend
 from rendezvous_async.backends.base import Put
-from rendezvous_async.backends.file.backend import FileBackend
 from rendezvous_async.backends.file.directory import Directory
-from rendezvous_async.backends.file.hub import Hub, Options
-from rendezvous_async.errors import RendezvousConnectionError, RendezvousSessionError, RendezvousStateError
+from rendezvous_async.backends.file.driver import FileDriver
+from rendezvous_async.backends.file.hub import Hub
+from rendezvous_async.backends.file.options import FileOptions
+from rendezvous_async.errors import (
+    RendezvousConnectionError,
+    RendezvousSessionError,
+    RendezvousStateError,
+    RendezvousVersionError,
+)
+from tests.backends.table.test_log import of_version
 
 IS_ROOT = os.geteuid() == 0
 
@@ -27,12 +34,12 @@ IS_ROOT = os.geteuid() == 0
 @asynccontextmanager
 async def stranger(path: Path) -> AsyncIterator[Backend]:
     """A client with a thread of its own, as another process has it."""
-    hub = Hub(Directory.open(str(path)), Options())
+    hub = Hub(Directory.open(str(path)), FileOptions())
     hub.users = 1
     hub.start()
-    backend = FileBackend(hub, "run")
-    async with backend:
-        await backend.ready()
+    driver = FileDriver(hub)
+    async with Backend(driver, "run") as backend:
+        await driver.ready()
         yield backend
 
 
@@ -85,7 +92,7 @@ async def test_links_are_refused(tmp_path: Path) -> None:
     async with open_backend(f"file://{real}", run_id="run") as backend:
         await backend.commit(Put("key", b"secret"))
     (tmp_path / "link").symlink_to(real)
-    await refused(tmp_path / "link", "is a symbolic link; name the directory itself")
+    await refused(tmp_path / "link", "is a symbolic link; give the path of the directory itself")
     (tmp_path / "file").write_text("")
     await refused(tmp_path / "file", "Not a directory")
     for name in ("log", "lock", "sessions"):
@@ -334,3 +341,31 @@ async def test_nothing_is_left_open(tmp_path: Path) -> None:
         await backend.commit(Put("key", b""))
         assert descriptors()
     assert descriptors() == set()
+
+
+# Versions
+
+
+async def test_a_directory_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "shared"
+    async with open_backend(f"file://{path}", run_id="run") as backend:
+        await backend.commit(Put("key", b"value"))
+    newer = of_version(99, (path / "log").read_bytes(), b"what this version might take for a torn frame")
+    (path / "log").write_bytes(newer)
+    with pytest.raises(RendezvousVersionError, match=r"log was written by a newer .*\(log version 99, .*Upgrade"):
+        async with open_backend(f"file://{path}", run_id="run"):
+            raise AssertionError("opened")
+    assert (path / "log").read_bytes() == newer
+
+
+async def test_a_newer_version_that_takes_a_directory_over_ends_its_use_by_an_older_one(tmp_path: Path) -> None:
+    path = tmp_path / "shared"
+    async with open_backend(f"file://{path}", run_id="run") as backend:
+        await backend.commit(Put("key", b"value"))
+        newer = of_version(99, (path / "log").read_bytes(), b"later")
+        (path / "next").write_bytes(newer)
+        (path / "next").rename(path / "log")
+        for attempt in (lambda: backend.get("key"), lambda: backend.commit(Put("key", b"old")), backend.get_state):
+            with pytest.raises(RendezvousVersionError, match="log version 99"):
+                await attempt()
+        assert (path / "log").read_bytes() == newer

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rendezvous_async.backends.file.directory import Directory, open_file
-from rendezvous_async.backends.file.ledger import Change, Ledger
+from rendezvous_async.backends.file.ledger import Ledger, LedgerChange
 from rendezvous_async.backends.file.life import Lives
 from rendezvous_async.backends.file.lock import FileLock
 from rendezvous_async.errors import RendezvousConnectionError
@@ -46,7 +46,7 @@ def test_a_session_that_shows_life_under_the_lock_is_not_ended(ledger: Ledger) -
     """An observer judged it by an older look; what it shows once nobody else can write is what counts."""
     session = open_one(ledger)
     look = ledger.lives.look(session)
-    ledger.keep_alive(Change(), session, 5.0)
+    ledger.keep_alive(LedgerChange(), session, 5.0)
     ledger.write([lambda change: ledger.end_silent(change, {session: look})])
     assert ledger.table.has_session(session)
     again = ledger.lives.look(session)
@@ -60,7 +60,7 @@ def test_what_fails_leaves_no_session_file_behind(ledger: Ledger, monkeypatch: p
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     before = ledger.table.snapshot()
-    with monkeypatch.context() as patch, pytest.raises(RendezvousConnectionError, match="make room"):
+    with monkeypatch.context() as patch, pytest.raises(RendezvousConnectionError, match="free some space"):
         patch.setattr(os, "pwrite", full)
         ledger.write([lambda change: ledger.open_session(change, 5.0)])
     assert session_files(ledger) == []

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rendezvous_async.backends.file.directory import Directory
-from rendezvous_async.backends.file.life import LOOKS_PER_TTL, Lives, Look, Observer
+from rendezvous_async.backends.file.life import Lives
+from rendezvous_async.backends.observer import LOOKS_PER_TTL, Look, Observer
 
 TTL = 5.0
 

@@ -15,7 +15,7 @@ import pytest
 
 from rendezvous_async.backends import open_backend
 from rendezvous_async.backends.base import Put, Watch
-from rendezvous_async.backends.log import Log
+from rendezvous_async.backends.table.log import Log
 from rendezvous_async.errors import RendezvousConnectionError
 from tests.backends.file.processes import PATIENCE, Process, started
 
@@ -297,7 +297,7 @@ async def test_a_stopped_process_with_the_lock_holds_up_writes_and_nothing_else(
         async with started("hold_lock", path=str(path)) as worker:
             await worker.until("held")
             worker.send(signal.SIGSTOP)
-            with pytest.raises(RendezvousConnectionError, match="a process that was stopped holds"):
+            with pytest.raises(RendezvousConnectionError, match="a stopped process holds"):
                 await backend.commit(Put("key", b"never"))
             for _ in range(5):
                 await session.keep_alive()

@@ -15,9 +15,11 @@ from typing import Any, Self
 import anyio
 import trustme
 
-from rendezvous_async.backends.tcp import TcpBackend, TcpServer, wire
+from rendezvous_async.backends import start_backend
+from rendezvous_async.backends.base import Backend
+from rendezvous_async.backends.tcp import TcpDriver, TcpServer, wire
 from rendezvous_async.backends.tcp.auth import new_nonce
-from rendezvous_async.backends.tcp.options import open_tcp
+from rendezvous_async.backends.tcp.versions import PROTOCOLS
 from rendezvous_async.settings import parse_endpoint
 from rendezvous_async.testing.proxy import Proxy
 
@@ -39,14 +41,15 @@ class Certificates:
         return {"tls_ca": self.ca, "tls_cert": self.cert}
 
 
-async def connect(endpoint: str, run_id: str = "run", **options: Any) -> TcpBackend:
+async def connect(endpoint: str, run_id: str = "run", **options: Any) -> Backend:
     """Open a client that hosts only if it is asked to; the caller closes it."""
-    where = parse_endpoint(endpoint)
-    return await open_tcp(where, run_id, **{"is_host": False, "connect_timeout": 10, **where.options, **options})
+    defaults = {"is_host": False, "connect_timeout": 10}
+    given = parse_endpoint(endpoint).options
+    return await start_backend(endpoint, run_id, **{k: v for k, v in defaults.items() if k not in given} | options)
 
 
 @asynccontextmanager
-async def connected(endpoint: str, run_id: str = "run", **options: Any) -> AsyncIterator[TcpBackend]:
+async def connected(endpoint: str, run_id: str = "run", **options: Any) -> AsyncIterator[Backend]:
     """A client for as long as the block runs."""
     backend = await connect(endpoint, run_id, **options)
     try:
@@ -54,6 +57,12 @@ async def connected(endpoint: str, run_id: str = "run", **options: Any) -> Async
     finally:
         with anyio.CancelScope(shield=True):
             await backend.aclose()
+
+
+def driver_of(backend: Backend) -> TcpDriver:
+    """Return what only a client of ``tcp://`` has."""
+    assert isinstance(backend.driver, TcpDriver)
+    return backend.driver
 
 
 class Process:
@@ -161,7 +170,7 @@ class RawClient:
             writer.transport.abort()
             await anyio.lowlevel.checkpoint()
 
-    def send(self, *messages: wire.Message) -> None:
+    def send(self, *messages: wire.AnyMessage) -> None:
         for message in messages:
             self.writer.write(wire.frame(message))
 
@@ -180,7 +189,7 @@ class RawClient:
                 assert await self.reader.read() == b""
 
     async def greet(self, client: str = "raw", connection: int = 1) -> wire.Welcome:
-        self.send(wire.Hello(wire.PROTOCOL, client, connection, 0, new_nonce()))
+        self.send(wire.Hello(PROTOCOLS, client, connection, 0, new_nonce()))
         welcome = await self.read()
         assert isinstance(welcome, wire.Welcome), welcome
         return welcome

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rendezvous_async.backends.base import OWN, Delete, Put
+from rendezvous_async.backends.base import OWN, Delete, Opening, Put
 from rendezvous_async.backends.tcp import restrict, serve, wire
 from rendezvous_async.backends.tcp.auth import Secret, new_nonce, prove, verify
-from rendezvous_async.clock import Patience
+from rendezvous_async.backends.tcp.versions import PROTOCOLS
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
+from rendezvous_async.testing.conformance.check import Pushed
 from tests.backends.tcp.support import RawClient, connected, through_proxy
 
 KEY = Secret.parse("secret").key
@@ -81,7 +82,7 @@ async def test_the_secret_never_crosses_the_wire() -> None:
 async def test_a_recorded_handshake_is_of_no_use() -> None:
     """Whoever replays a client's hello and proof meets another challenge."""
     async with serve(port=0, secret="secret") as server:
-        hello = wire.frame(wire.Hello(wire.PROTOCOL, "client", 1, 0, new_nonce()))
+        hello = wire.frame(wire.Hello(PROTOCOLS, "client", 1, 0, new_nonce()))
         async with RawClient.connect(server.endpoint) as first:
             first.writer.write(hello)
             challenge = await first.read_body()
@@ -105,7 +106,7 @@ async def test_a_recorded_handshake_is_of_no_use() -> None:
 
 async def test_nothing_is_answered_before_the_proof() -> None:
     async with serve(port=0, secret="secret") as server, RawClient.connect(server.endpoint) as peer:
-        peer.send(wire.Hello(wire.PROTOCOL, "client", 1, 0, new_nonce()), wire.Get(1, "rendezvous_async/run/key"))
+        peer.send(wire.Hello(PROTOCOLS, "client", 1, 0, new_nonce()), wire.Get(1, "rendezvous_async/run/key"))
         assert isinstance(await peer.read(), wire.Challenge)
         refused = await peer.read()
         assert isinstance(refused, wire.Refused)
@@ -124,7 +125,7 @@ async def test_a_restricted_secret_opens_its_runs_alone() -> None:
             session = await own.open_session(10)
             assert (await own.commit(Put("key", b"value", session.id))).won
             await session.keep_alive()
-            begun, commit = await own.begin(10, Patience(10, "begin"), Put("mine", b"", OWN))
+            begun, commit, _ = await own.open(Opening(10, (Put("mine", b"", OWN),)))
             assert commit is not None
             assert commit.won
             await begun.aclose()
@@ -136,8 +137,8 @@ async def test_a_restricted_secret_opens_its_runs_alone() -> None:
                 lambda: foreign.list(""),
                 lambda: foreign.commit(Put("key", b"")),
                 lambda: foreign.commit(Delete("")),
-                lambda: foreign.begin(10, Patience(10, "begin"), Put("key", b"", OWN)),
-                lambda: foreign.begin(10, Patience(10, "begin"), watch=foreign.prepare_watch("key")),
+                lambda: foreign.open(Opening(10, (Put("key", b"", OWN),))),
+                lambda: foreign.open(Opening(10, names=("key",), sink=Pushed())),
                 lambda: own.commit(Put("key", b"", other.id)),
                 lambda: own.end_session(other.id),
                 lambda: anext(foreign.watch("key")),

@@ -16,10 +16,11 @@ import anyio
 import pytest
 
 import rendezvous_async as rdzv
-from rendezvous_async.backends.tcp import requests, wire
-from rendezvous_async.backends.tcp.connection import Connection
-from rendezvous_async.backends.tcp.serving import serve
-from rendezvous_async.clock import now
+from rendezvous_async.aio.clock import now
+from rendezvous_async.backends.tcp import wire
+from rendezvous_async.backends.tcp.server import requests
+from rendezvous_async.backends.tcp.server.connection import Connection
+from rendezvous_async.backends.tcp.server.serving import serve
 from rendezvous_async.core.rules import COUNT_EVERY
 
 SET_UP = (wire.OpenSession, wire.Follow)
@@ -67,7 +68,7 @@ class Bill:
 
     def operations(self) -> int:
         """Everything but the set-up of sessions and watches, and keep-alives, which come with time."""
-        return sum(count for kind, count in self.asked.items() if kind not in (*SET_UP, wire.KeepAlive, wire.Ping))
+        return sum(count for kind, count in self.asked.items() if kind not in (*SET_UP, wire.Renew, wire.Ping))
 
 
 @asynccontextmanager

@@ -12,8 +12,9 @@ import pytest
 import rendezvous_async as rdzv
 from rendezvous_async.backends.base import Put
 from rendezvous_async.backends.tcp import serve
-from rendezvous_async.backends.tcp.serving import LOG_NAME
-from rendezvous_async.errors import RendezvousConnectionError, RendezvousStateError
+from rendezvous_async.backends.tcp.server.serving import LOG_NAME
+from rendezvous_async.errors import RendezvousConnectionError, RendezvousStateError, RendezvousVersionError
+from tests.backends.table.test_log import of_version
 from tests.backends.tcp.support import Process, ServerProcess, connected
 
 WAIT = 60.0
@@ -138,3 +139,14 @@ async def test_the_name_of_a_directory_may_be_a_link(tmp_path: Path) -> None:
         with pytest.raises(RendezvousStateError, match="in use by another"):
             async with serve(port=0, data_dir=tmp_path / "real"):
                 pass
+
+
+async def test_a_data_dir_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    async with serve(port=0, data_dir=tmp_path) as server, connected(server.endpoint) as backend:
+        await backend.commit(Put("key", b"value"))
+    newer = of_version(99, (tmp_path / LOG_NAME).read_bytes(), b"what this version might take for a torn frame")
+    (tmp_path / LOG_NAME).write_bytes(newer)
+    with pytest.raises(RendezvousVersionError, match=r"written by a newer .*\(log version 99, .*Upgrade"):
+        async with serve(port=0, data_dir=tmp_path):
+            raise AssertionError("served")
+    assert (tmp_path / LOG_NAME).read_bytes() == newer

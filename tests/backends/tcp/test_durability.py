@@ -14,12 +14,12 @@ import pytest
 
 import rendezvous_async as rdzv
 from rendezvous_async import World
-from rendezvous_async.backends.base import Condition, Put, Token
-from rendezvous_async.backends.log import Log
-from rendezvous_async.backends.tcp import Limits, TcpBackend, serve, wire
-from rendezvous_async.backends.tcp.serving import LOG_NAME
+from rendezvous_async.backends.base import Backend, Condition, Put, Token
+from rendezvous_async.backends.table.log import Log
+from rendezvous_async.backends.tcp import Limits, serve, wire
+from rendezvous_async.backends.tcp.server.serving import LOG_NAME
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousStateError
-from tests.backends.tcp.support import RawClient, ServerProcess, connect, connected, eventually
+from tests.backends.tcp.support import RawClient, ServerProcess, connect, connected, driver_of, eventually
 
 WAIT = 60.0
 
@@ -27,7 +27,7 @@ WAIT = 60.0
 class Writers:
     """Write new keys and count up old ones, and remember what was acknowledged."""
 
-    def __init__(self, backends: list[TcpBackend]) -> None:
+    def __init__(self, backends: list[Backend]) -> None:
         self.backends = backends
         self.acknowledged: dict[str, tuple[bytes, Token]] = {}
         self.counts = [0] * len(backends)
@@ -48,7 +48,7 @@ class Writers:
             self.acknowledged[key] = self.acknowledged[new] = count, token
             self.commits += 1
 
-    async def check(self, backend: TcpBackend) -> None:
+    async def check(self, backend: Backend) -> None:
         expected, counts = dict(self.acknowledged), list(self.counts)  # the writers go on while this reads
         found = {entry.key: (entry.value, entry.token) for entry in (await backend.list("")).entries}
         for key, (value, token) in expected.items():
@@ -177,7 +177,7 @@ async def test_one_sync_serves_many_commits(tmp_path: Path) -> None:
                 group.start_soon(backend.commit, Put(f"key/{number}", b"x"))
         assert server.table.revision == 500
         assert server.journal is not None
-        assert server.journal.batches < 100
+        assert sum(server.journal.sync_times.counts) < 100
 
 
 async def test_the_log_does_not_grow_for_ever(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ async def test_a_full_disk_stops_the_server_and_loses_nothing_acknowledged(tmp_p
                 await backend.commit(Put(f"key/{number}", b"x" * 10_000))
                 acknowledged.append(number)
         # What memory holds is not what a restart would find: nobody else reads it either.
-        await eventually(lambda: any("cannot write to the log" in line for line in other.attempts), WAIT)
+        await eventually(lambda: any("cannot write to the log" in line for line in driver_of(other).attempts), WAIT)
         with pytest.raises(RendezvousConnectionError, match="connection refused"):
             async with connected(server.endpoint, connect_timeout=0.2):
                 pass
@@ -301,7 +301,8 @@ async def test_who_watches_what_changes_all_the_time_is_still_answered(
                     answered.append(answer.id)
 
         monkeypatch.setattr(os, "fdatasync", gate)
-        monkeypatch.setattr("rendezvous_async.backends.log._SMALL", 2**40)  # a snapshot would not come to the gate
+        # A snapshot would not come to the gate.
+        monkeypatch.setattr("rendezvous_async.backends.table.log._SMALL", 2**40)
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(read)
@@ -335,12 +336,12 @@ async def test_a_sign_of_life_does_not_wait_for_the_disk(tmp_path: Path, monkeyp
         await peer.greet()
         peer.send(wire.OpenSession(1, 60.0))
         opened = await peer.read()
-        assert isinstance(opened, wire.Opened)
+        assert isinstance(opened, wire.SessionOpened)
         monkeypatch.setattr(os, "fdatasync", gate)
         try:
             group.start_soon(writer.commit, Put("key", b"x"))
             await eventually(lambda: gate.begun == 1, WAIT)
-            peer.send(wire.Ping(2), wire.KeepAlive(3, opened.session))
+            peer.send(wire.Ping(2), wire.Renew(3, opened.session))
             assert [await peer.read() for _ in range(2)] == [wire.Done(2), wire.Done(3)]
             peer.send(wire.Get(4, f"{writer.prefix}key"), wire.Ping(5))
             with anyio.move_on_after(0.05):
@@ -356,14 +357,14 @@ async def test_a_client_that_was_forgotten_is_forgotten_after_a_restart_too(
 ) -> None:
     """Its next first commit is another one: a replay that still knows the old one's answer would leave it out."""
     if end == "time":
-        monkeypatch.setattr("rendezvous_async.backends.tcp.server.REMEMBER_CLIENT", 0.0)
+        monkeypatch.setattr("rendezvous_async.backends.tcp.server.server.REMEMBER_CLIENT", 0.0)
     async with serve(port=0, data_dir=tmp_path) as server:
         for number in range(2):
             async with RawClient.connect(server.endpoint) as peer:
                 await peer.greet("client", number)
                 peer.send(wire.Transact(1, 1, 0, (Put(f"run/{number}", b""),), ()))
                 committed = await peer.read()
-                assert isinstance(committed, wire.Committed)
+                assert isinstance(committed, wire.Transacted)
                 assert committed.commit.token.revision == number + 1
                 if end == "goodbye":
                     peer.send(wire.Goodbye())

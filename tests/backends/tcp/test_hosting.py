@@ -14,12 +14,14 @@ import anyio
 import pytest
 
 from rendezvous_async.backends import open_backend
-from rendezvous_async.backends.base import Commit, Put
-from rendezvous_async.backends.tcp import TcpBackend, serve
+from rendezvous_async.backends.base import Backend, Commit, Put
+from rendezvous_async.backends.options import read_options
+from rendezvous_async.backends.tcp import serve
 from rendezvous_async.backends.tcp.addresses import Address, listen_on, resolve
+from rendezvous_async.backends.tcp.options import TcpOptions
 from rendezvous_async.errors import RendezvousConnectionError
 from rendezvous_async.settings import parse_endpoint
-from tests.backends.tcp.support import Process, connect, connected, eventually, free_port, taken_port
+from tests.backends.tcp.support import Process, connect, connected, driver_of, eventually, free_port, taken_port
 
 NODE = """
 import asyncio, sys
@@ -31,7 +33,7 @@ async def main(endpoint, name):
         session = await backend.open_session(5)
         while True:
             await backend.commit(Put(f"nodes/{name}", b"", session.id))
-            print("host" if backend.is_hosting else "client", session.id.partition(".")[0], flush=True)
+            print("host" if backend.driver.is_hosting else "client", session.id.partition(".")[0], flush=True)
             await session.lost.wait()
             session = await backend.open_session(5)
 anyio.run(main, *sys.argv[1:])
@@ -69,11 +71,9 @@ async def test_of_racing_processes_one_hosts_and_when_it_dies_another_does() -> 
 async def test_auto_hosts_only_what_is_free_and_ours() -> None:
     port = free_port()
     async with open_backend(f"tcp://127.0.0.1:{port}", run_id="run") as first:
-        assert isinstance(first, TcpBackend)
-        assert first.is_hosting
+        assert driver_of(first).is_hosting
         async with open_backend(f"tcp://127.0.0.1:{port}", run_id="run") as second:
-            assert isinstance(second, TcpBackend)
-            assert not second.is_hosting
+            assert not driver_of(second).is_hosting
             await second.commit(Put("key", b"value"))
             assert await first.get("key") is not None
     # 192.0.2.0/24 belongs to nobody.
@@ -84,8 +84,7 @@ async def test_auto_hosts_only_what_is_free_and_ours() -> None:
 
 async def test_true_hosts_or_fails() -> None:
     async with open_backend(f"tcp://127.0.0.1:{free_port()}?is_host=true", run_id="run") as backend:
-        assert isinstance(backend, TcpBackend)
-        assert backend.is_hosting
+        assert driver_of(backend).is_hosting
     with taken_port() as port, pytest.raises(RendezvousConnectionError, match=r"must host .* in use"):
         async with open_backend(f"tcp://127.0.0.1:{port}?is_host=true", run_id="run"):
             pass
@@ -99,17 +98,17 @@ async def test_false_never_hosts() -> None:
 
 async def test_port_0_is_any_free_port_for_a_host() -> None:
     async with open_backend("tcp://127.0.0.1:0", run_id="run") as backend:
-        assert isinstance(backend, TcpBackend)
-        assert backend.host is not None
-        assert backend.host.server is not None
-        async with connected(backend.host.server.endpoint) as other:
+        host = driver_of(backend).host
+        assert host is not None
+        assert host.server is not None
+        async with connected(host.server.endpoint) as other:
             await other.commit(Put("key", b""))
 
 
 async def test_a_host_lingers_until_the_sessions_of_others_have_ended() -> None:
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     host = await connect(endpoint, is_host="auto")
-    assert host.is_hosting
+    assert driver_of(host).is_hosting
     async with connected(endpoint) as guest:
         session = await guest.open_session(30)
         closed = anyio.Event()
@@ -157,13 +156,13 @@ async def test_a_client_whose_host_has_left_hosts_itself(tmp_path: Path) -> None
         connected(endpoint, is_host="auto", linger=0.1, data_dir=tmp_path) as first,
         connected(endpoint, is_host="auto", linger=0.1, data_dir=tmp_path) as second,
     ):
-        assert (first.is_hosting, second.is_hosting) == (True, False)
+        assert (driver_of(first).is_hosting, driver_of(second).is_hosting) == (True, False)
         session = await second.open_session(10)
         commit = await second.commit(Put("key", b"value", session.id))
         await first.aclose()
         with anyio.fail_after(10):
             entry = await second.get("key")
-        assert second.is_hosting
+        assert driver_of(second).is_hosting
         assert entry is not None
         assert entry.token == commit.token
         await session.keep_alive()
@@ -211,7 +210,7 @@ async def test_a_disk_that_fails_for_a_moment_ends_no_run(
             assert after.token.epoch == before.token.epoch
             assert after.token.revision > before.token.revision
         assert not failing
-        assert [first.is_hosting, second.is_hosting].count(True) == 1
+        assert [driver_of(first).is_hosting, driver_of(second).is_hosting].count(True) == 1
         await session.keep_alive()
 
 
@@ -230,7 +229,7 @@ async def test_a_log_that_the_last_host_still_syncs_is_waited_for(
 
     won: list[Commit] = []
 
-    async def write(backend: TcpBackend) -> None:
+    async def write(backend: Backend) -> None:
         won.append(await backend.commit(Put("key", b"value")))
 
     async with (
@@ -243,12 +242,12 @@ async def test_a_log_that_the_last_host_still_syncs_is_waited_for(
                 group.start_soon(write, second)
                 await eventually(begun.is_set)
                 group.start_soon(first.aclose)
-                await eventually(lambda: any("in use by another" in line for line in second.attempts))
+                await eventually(lambda: any("in use by another" in line for line in driver_of(second).attempts))
                 synced.set()
         finally:
             synced.set()
         assert won[0].won
-        assert second.is_hosting
+        assert driver_of(second).is_hosting
 
 
 async def test_a_log_in_use_ends_who_must_host(tmp_path: Path) -> None:
@@ -333,11 +332,10 @@ async def test_a_port_that_another_program_holds_is_reported() -> None:
 
 
 def test_options_are_checked() -> None:
-    from rendezvous_async.backends.tcp.options import TcpOptions
-
-    assert TcpOptions.parse({"is_host": "1"}).is_host == "true"
-    assert TcpOptions.parse({"is_host": False}).is_host == "false"
-    assert TcpOptions.parse({"connect_timeout": "2.5"}).connect_timeout == 2.5
+    here = parse_endpoint("tcp://h:1")
+    assert read_options(TcpOptions, here, {"is_host": "1"}).is_host == "true"
+    assert read_options(TcpOptions, here, {"is_host": False}).is_host == "false"
+    assert read_options(TcpOptions, here, {"connect_timeout": "2.5"}).connect_timeout == 2.5
     for wrong, message in (
         ({"no_such": "1"}, "no option 'no_such'"),
         ({"is_host": "perhaps"}, "true or false"),
@@ -345,5 +343,5 @@ def test_options_are_checked() -> None:
         ({"connect_timeout": -1}, "positive"),
     ):
         with pytest.raises(ValueError, match=message):
-            TcpOptions.parse(wrong)
+            read_options(TcpOptions, here, wrong)
     assert parse_endpoint("tcp://h:1?is_host=auto").options == {"is_host": "auto"}

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import math
 import random
+import resource
 import socket
 import warnings
 from contextlib import suppress
@@ -14,12 +15,17 @@ from typing import Any
 import anyio
 import pytest
 
-from rendezvous_async.backends.base import FIRST_WRITES, OWN, Condition, Delete, Put
-from rendezvous_async.backends.tcp import Limits, requests, serve, wire
+from rendezvous_async.backends.base import OWN, Condition, Delete, Opening, Put
+from rendezvous_async.backends.table.frames import MAX_FRAME
+from rendezvous_async.backends.tcp import Limits, serve, wire
 from rendezvous_async.backends.tcp.auth import new_nonce
-from rendezvous_async.clock import Patience
+from rendezvous_async.backends.tcp.server import requests
+from rendezvous_async.backends.tcp.server.limits import MAX_REQUEST
+from rendezvous_async.backends.tcp.versions import PROTOCOLS
+from rendezvous_async.backends.values import FIRST_WRITES
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
 from rendezvous_async.settings import parse_endpoint
+from rendezvous_async.testing.conformance.check import Pushed
 from tests.backends.tcp.support import RawClient, connected
 
 
@@ -50,6 +56,55 @@ def test_the_shortest_ttl_is_not_above_the_longest() -> None:
     with pytest.raises(ValueError, match=r"shortest_ttl \(30 s\) must not be above longest_ttl \(20 s\)"):
         Limits(shortest_ttl=30, longest_ttl=20)
     assert Limits(shortest_ttl=20, longest_ttl=20).shortest_ttl == 20
+
+
+def test_what_a_server_allows_when_nothing_is_said() -> None:
+    """People plan by these; the largest commit fits into a frame, and the store of a round into an answer."""
+    assert Limits() == Limits(
+        connections=16_384,
+        handshake=5,
+        frame=16 * 2**20,
+        client_id=128,
+        keys=1_000_000,
+        bytes=256 * 2**20,
+        run_share=0.5,
+        reserve=0.125,
+        watches=4096,
+        watched=2**20,
+        names=4096,
+        sessions=100_000,
+        writes=16_384,
+        listed=65_536,
+        in_flight=1024,
+        unsent=2**18,
+        shortest_ttl=0.05,
+        longest_ttl=86_400,
+    )
+    with pytest.raises(AttributeError):
+        Limits().keys = 5  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        Limits(5)  # type: ignore[call-arg]
+
+
+def test_limits_may_be_as_large_as_their_bounds() -> None:
+    limits = Limits(run_share=1, reserve=0.999, frame=MAX_REQUEST, shortest_ttl=1e-9)
+    assert (limits.run_share, limits.reserve, limits.frame, limits.shortest_ttl) == (1, 0.999, MAX_REQUEST, 1e-9)
+    for wrong in ({"run_share": 1.001}, {"reserve": 1}):
+        with pytest.raises(ValueError, match="at most 1, and less than 1"):
+            Limits(**wrong)
+    with pytest.raises(ValueError, match=f"the limit frame is at most {MAX_REQUEST} bytes, not {MAX_REQUEST + 1}"):
+        Limits(frame=MAX_REQUEST + 1)
+    assert MAX_FRAME - MAX_REQUEST == 1024 * 1024, "room for what the log adds to a request"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [(resource.RLIM_INFINITY, 1000), (10_000, 1000), (1256, 1000), (1255, 999), (512, 256), (400, 200), (2, 1)],
+)
+def test_a_process_leaves_files_for_other_things(monkeypatch: pytest.MonkeyPatch, files: int, expected: int) -> None:
+    """At least 256, or half of them where there are few."""
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (files, resource.RLIM_INFINITY))
+    assert Limits(connections=1000).connections_now == expected
 
 
 async def test_connections_are_limited() -> None:
@@ -99,10 +154,12 @@ async def test_a_peer_that_never_greets_is_cut_off() -> None:
 
 async def test_another_version_is_refused_and_says_so() -> None:
     async with serve(port=0) as server, RawClient.connect(server.endpoint) as peer:
-        peer.send(wire.Hello(99, "client", 1, 0, new_nonce()))
+        peer.send(wire.Hello((98, 99), "client", 1, 0, new_nonce()))
         refused = await peer.read()
         assert refused == wire.Refused(
-            wire.REFUSED_VERSION, "the server speaks version 1 of the protocol, the client version 99"
+            wire.REFUSED_VERSION,
+            "the client speaks versions 98, 99 of the protocol, the server version 1; "
+            "upgrade rendezvous_async on the server's side",
         )
         await peer.read_end()
 
@@ -205,11 +262,11 @@ async def test_the_store_of_a_round_can_always_be_listed_watched_and_deleted() -
 
         for id, run in ((1, "a"), (2, "b")):
             peer.send(put(id, *(f"runs/{run}/rounds/1/{number % 3}/{number}" for number in range(10))))
-            assert isinstance(await peer.read(), wire.Committed)
+            assert isinstance(await peer.read(), wire.Transacted)
         assert "runs/a/rounds/1/ may have 10 keys" in await failure(peer, put(3, "runs/a/rounds/1/0/new"))
         store = "runs/a/rounds/1/"
         peer.send(put(4, f"{store}0/0"), wire.List(5, store), wire.Follow(6, (store, f"{store}0/"), None))
-        assert isinstance(await peer.read(), wire.Committed)
+        assert isinstance(await peer.read(), wire.Transacted)
         for kind in (wire.Listed, wire.Changed):
             answer = await peer.read()
             assert isinstance(answer, kind)
@@ -221,9 +278,9 @@ async def test_the_store_of_a_round_can_always_be_listed_watched_and_deleted() -
         assert "may delete 10 keys" in await failure(peer, both)
         assert "may delete 10 keys" in await failure(peer, wire.Transact(10, 10, 9, (Delete("runs/"),), ()))
         peer.send(put(11, "runs/a/state", "runs/a/nodes/x", "runs/a/seats/x", "runs/a/rounds/2"))
-        assert isinstance(await peer.read(), wire.Committed)
+        assert isinstance(await peer.read(), wire.Transacted)
         peer.send(wire.Transact(12, 12, 11, (Delete(store),), ()))
-        assert isinstance(await peer.read(), wire.Committed)
+        assert isinstance(await peer.read(), wire.Transacted)
         assert len(server.table) == 14
 
 
@@ -235,7 +292,7 @@ async def test_a_watch_that_has_become_too_large_ends_with_an_error() -> None:
         for id, run in ((2, "a"), (3, "b")):
             puts = tuple(Put(f"runs/{run}/{number}", b"") for number in range(6))
             peer.send(wire.Transact(id, id, id - 1, puts, ()))
-            assert isinstance(await peer.read(), wire.Committed)
+            assert isinstance(await peer.read(), wire.Transacted)
             told = await peer.read()
             assert isinstance(told, wire.Changed if run == "a" else wire.Failed)
         assert isinstance(told, wire.Failed)
@@ -248,11 +305,11 @@ async def test_a_session_has_no_more_keys_than_may_end_at_once() -> None:
         await peer.greet()
         peer.send(wire.OpenSession(1, 20.0, (Put("run/0", b"", OWN),)))
         opened = await peer.read()
-        assert isinstance(opened, wire.Opened)
+        assert isinstance(opened, wire.SessionOpened)
         puts = tuple(Put(f"run/{number}", b"", opened.session) for number in range(1, 5))
         assert "may have 4 keys" in await failure(peer, wire.Transact(2, 1, 0, puts, ()))
         peer.send(wire.Transact(3, 2, 1, puts[:3], ()))
-        assert isinstance(await peer.read(), wire.Committed)
+        assert isinstance(await peer.read(), wire.Transacted)
         assert "may have 4 keys" in await failure(peer, wire.Transact(4, 3, 2, puts[3:], ()))
 
 
@@ -269,7 +326,7 @@ async def test_names_have_no_more_segments_than_the_index_bears() -> None:
         puts = tuple(Put(f"{deep}{number}", b"") for number in range(3))
         assert "64 slashes" in await failure(peer, wire.Transact(3, 1, 0, puts, ()))
         peer.send(wire.Transact(4, 2, 1, puts[:2], ()))
-        assert isinstance(await peer.read(), wire.Committed)
+        assert isinstance(await peer.read(), wire.Transacted)
 
 
 async def test_what_is_too_much_for_any_limit_is_not_decoded() -> None:
@@ -301,8 +358,8 @@ def test_who_is_refused_does_not_outlive_the_server() -> None:
 
 
 async def test_there_is_an_end_to_telling_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rendezvous_async.backends.tcp.server.TURNED_AWAY_AT_ONCE", 1)
-    monkeypatch.setattr("rendezvous_async.backends.tcp.connection._LAST_WORDS", 60.0)
+    monkeypatch.setattr("rendezvous_async.backends.tcp.server.server.TURNED_AWAY_AT_ONCE", 1)
+    monkeypatch.setattr("rendezvous_async.backends.tcp.server.connection._LAST_WORDS", 60.0)
     async with (
         serve(port=0, limits=Limits(connections=1)) as server,
         connected(server.endpoint) as other,
@@ -320,7 +377,7 @@ async def test_a_session_is_given_what_the_server_allows() -> None:
         assert (await backend.open_session(0.5)).ttl == 2
         for wrong in (21.0, 0.0, -1.0, float("nan"), float("inf")):
             with pytest.raises(ValueError, match="at most 20 s"):
-                await backend.open_session(wrong)
+                await backend.driver.open(Opening(wrong))
 
 
 async def test_names_of_others_making_are_checked_again() -> None:
@@ -351,7 +408,7 @@ async def test_a_newer_connection_of_a_client_ends_the_older_one() -> None:
             await new.greet("client", 2)
             await old.read_end()
             async with RawClient.connect(server.endpoint) as late:
-                late.send(wire.Hello(wire.PROTOCOL, "client", 1, 0, new_nonce()))
+                late.send(wire.Hello(PROTOCOLS, "client", 1, 0, new_nonce()))
                 assert await refusal(late) == wire.REFUSED_STALE
             new.send(wire.Ping(1))
             assert await new.read() == wire.Done(1)
@@ -386,10 +443,10 @@ async def test_a_watch_that_starts_with_a_session_counts_as_any_other() -> None:
     async with serve(port=0, limits=Limits(watches=1)) as server, RawClient.connect(server.endpoint) as peer:
         await peer.greet()
         peer.send(wire.OpenSession(1, 5.0, names=("run/a",)), wire.Follow(2, ("run/b",), None))
-        assert isinstance(await peer.read(), wire.Opened)
+        assert isinstance(await peer.read(), wire.SessionOpened)
         assert isinstance(await peer.read(), wire.Failed)
         peer.send(wire.Unfollow(1), wire.OpenSession(3, 5.0, names=("run/b",)))
-        assert isinstance(await peer.read(), wire.Opened)
+        assert isinstance(await peer.read(), wire.SessionOpened)
         peer.send(wire.OpenSession(3, 5.0, names=("run/c",)))
         assert await refusal(peer) == wire.REFUSED_PROTOCOL  # a second watch with this id
         assert server.table.sessions == 2
@@ -399,10 +456,10 @@ async def test_a_commit_that_loses_is_told_of_each_key_once() -> None:
     async with serve(port=0) as server, RawClient.connect(server.endpoint) as peer:
         await peer.greet()
         peer.send(wire.Transact(1, 1, 0, (Put("run/a", b"x" * 1000),), ()), wire.Ping(2))
-        assert [type(await peer.read()) for _ in range(2)] == [wire.Committed, wire.Done]
+        assert [type(await peer.read()) for _ in range(2)] == [wire.Transacted, wire.Done]
         peer.send(wire.Transact(3, 2, 1, (), (Condition("run/a", None),) * 1000))
         lost = await peer.read()
-        assert isinstance(lost, wire.Committed)
+        assert isinstance(lost, wire.Transacted)
         assert [entry.key for entry in lost.commit.entries] == ["run/a"]
 
 
@@ -410,12 +467,12 @@ async def test_a_watch_whose_first_listing_is_too_long_is_not_started(monkeypatc
     monkeypatch.setattr(wire, "MAX_ANSWER", 500)
     async with serve(port=0) as server, connected(server.endpoint) as backend:
         await backend.commit(Put("a", b"x" * 1000))
-        async with backend.prepare_watch("a") as watch:
-            _, commit = await backend.begin(20, Patience(10, "begin"), Put("b", b""), watch=watch)
-            assert commit is not None
-            assert commit.won
-            with pytest.raises(RendezvousError, match="ask for less"):
-                await anext(watch)
+        sink = Pushed()
+        _, commit, _ = await backend.open(Opening(20, (Put("b", b""),), names=("a",), sink=sink))
+        assert commit is not None
+        assert commit.won
+        with pytest.raises(RendezvousError, match="ask for less"):
+            await anext(sink)
         assert len(server.fanout) == 0
 
 
@@ -428,7 +485,7 @@ async def test_an_answer_to_a_commit_that_is_too_long_is_an_error(
         await peer.greet()
         when = (Condition("run/a", None),)
         peer.send(wire.Transact(1, 1, 0, (Put("run/a", b"x" * 1000),), ()))
-        assert isinstance(await peer.read(), wire.Committed)
+        assert isinstance(await peer.read(), wire.Transacted)
         begin, commit = wire.OpenSession(2, 5.0, (Put("run/b", b"", OWN),), when), wire.Transact(2, 2, 1, (), when)
         peer.send(begin if begins else commit)
         failed = await peer.read()
@@ -448,7 +505,7 @@ async def test_random_bytes_harm_nobody_else(seed: int) -> None:
             wire.Transact(2, 1, 0, (Put("run/a", b"v", None),), ()),
             wire.Follow(3, ("run/",), None),
             wire.OpenSession(4, 5.0, (Put("run/b", b"v", OWN),), (Condition("run/b", None),), ("run/",)),
-            wire.KeepAlive(5, "none"),
+            wire.Renew(5, "none"),
         )
     ]
     async with serve(port=0, limits=Limits(handshake=0.2)) as server, connected(server.endpoint) as other:

@@ -13,11 +13,11 @@ import pytest
 
 import rendezvous_async as rdzv
 from rendezvous_async.backends.base import Delete, Put
-from rendezvous_async.backends.log import Log
-from rendezvous_async.backends.table import CommitId, Table
+from rendezvous_async.backends.table.log import Log
+from rendezvous_async.backends.table.table import CommitId, Table
 from rendezvous_async.backends.tcp import Limits, TcpServer, restrict, serve, wire
-from rendezvous_async.backends.tcp.quota import Quota
-from rendezvous_async.backends.tcp.requests import MAX_NAME
+from rendezvous_async.backends.tcp.server.quota import Quota
+from rendezvous_async.backends.tcp.server.requests import MAX_NAME
 from rendezvous_async.errors import RendezvousError
 from tests.backends.tcp.support import RawClient, connected
 
@@ -125,7 +125,7 @@ async def test_commits_that_change_nothing_leave_nothing_behind() -> None:
         for number in range(1, 1000):
             writes = () if number % 2 else (Delete("run/nothing"),)
             peer.send(wire.Transact(number, number, 0, writes, ()))
-            assert isinstance(await peer.read(), wire.Committed)
+            assert isinstance(await peer.read(), wire.Transacted)
         assert server.table.snapshot().answers == {}
         assert server.table.size == 0
 
@@ -138,7 +138,7 @@ async def test_remembered_answers_count() -> None:
         assert await fill(peer, lambda _: Put("run/key", b"")) < 1000
         assert server.table.size <= limits.bytes
         peer.send(wire.Transact(5000, 5000, 4999, (Put("run/key", b""),), ()))
-        assert isinstance(await peer.read(), wire.Committed)
+        assert isinstance(await peer.read(), wire.Transacted)
 
 
 async def test_a_commit_that_was_done_is_answered_so_when_the_server_has_become_full() -> None:
@@ -148,7 +148,7 @@ async def test_a_commit_that_was_done_is_answered_so_when_the_server_has_become_
                 await peer.greet("client", connection)
                 peer.send(wire.Transact(1, 1, 0, (Put("run/key", b""), Delete("run/none")), ()))
                 committed = await peer.read()
-                assert isinstance(committed, wire.Committed)
+                assert isinstance(committed, wire.Transacted)
                 assert committed.commit.won
 
 

@@ -11,9 +11,10 @@ import pytest
 
 import rendezvous_async as rdzv
 from rendezvous_async.backends.base import Put
-from rendezvous_async.backends.tcp import Limits, serve, unfinished, wire
-from rendezvous_async.backends.tcp.connection import Connection
-from rendezvous_async.backends.tcp.turns import Turns
+from rendezvous_async.backends.tcp import Limits, serve, wire
+from rendezvous_async.backends.tcp.server import unfinished
+from rendezvous_async.backends.tcp.server.connection import Connection
+from rendezvous_async.backends.tcp.server.turns import Turns
 from tests.backends.tcp.support import RawClient, connected, eventually
 
 WAIT = 20
@@ -26,9 +27,9 @@ async def test_a_node_whose_opening_is_sent_again_arrives_under_its_new_session(
     lost = 0
     send = Connection.try_to_send
 
-    def lose_the_first(self: Connection, message: wire.Message, entries: Any) -> bool:
+    def lose_the_first(self: Connection, message: wire.AnyMessage, entries: Any) -> bool:
         nonlocal lost
-        if isinstance(message, wire.Opened) and not lost:
+        if isinstance(message, wire.SessionOpened) and not lost:
             lost += 1
             self.abort()
             return True

@@ -10,9 +10,10 @@ import pytest
 
 from rendezvous_async.backends.base import Put, Watch
 from rendezvous_async.backends.tcp import Limits, serve, wire
-from rendezvous_async.backends.tcp.connection import Connection
+from rendezvous_async.backends.tcp.server.connection import Connection
+from rendezvous_async.backends.tcp.versions import PROTOCOLS
 from rendezvous_async.errors import RendezvousConnectionError
-from tests.backends.tcp.support import Process, RawClient, connected, eventually
+from tests.backends.tcp.support import Process, RawClient, connected, driver_of, eventually
 
 WAIT = 20.0
 
@@ -83,11 +84,11 @@ async def test_a_stall_of_the_server_does_not_cost_sessions() -> None:
             await peer.greet("client", 1)
             peer.send(wire.OpenSession(1, 30.0))
             opened = await peer.read()
-            assert isinstance(opened, wire.Opened)
+            assert isinstance(opened, wire.SessionOpened)
         await eventually(lambda: server.connections == 0)
         with socket.create_connection(("127.0.0.1", int(server.endpoint.rpartition(":")[2]))) as back:
             back.sendall(
-                wire.frame(wire.Hello(wire.PROTOCOL, "client", 2, 0, b"")) + wire.frame(wire.Resume(2, opened.session))
+                wire.frame(wire.Hello(PROTOCOLS, "client", 2, 0, b"")) + wire.frame(wire.Resume(2, opened.session))
             )
             back.settimeout(1.0)
             with pytest.raises(TimeoutError):  # blocks the server's loop, on purpose, past the grace
@@ -109,7 +110,7 @@ async def test_a_watcher_that_does_not_read_costs_little_and_gets_the_newest() -
         await peer.greet()
         transport = peer.writer.transport
         peer.send(wire.Follow(1, (writer.prefix + "key",), None))
-        assert await peer.read() == wire.Changed(1, (await writer._list("none/")))
+        assert await peer.read() == wire.Changed(1, (await writer.driver.list("none/")))
         transport.pause_reading()  # type: ignore[attr-defined]
         slow = server._clients["raw"]
         for number in range(300):  # 15 MB
@@ -171,8 +172,8 @@ async def test_a_closed_server_leaves_no_connection_behind() -> None:
         await backend.commit(Put("key", b""))
         await server.aclose()
         await eventually(lambda: server.connections == 0)
-        await eventually(lambda: not backend.is_connected)
-        assert any("the server is closing" in line for line in backend.attempts)
+        await eventually(lambda: not driver_of(backend).is_connected)
+        assert any("the server is closing" in line for line in driver_of(backend).attempts)
 
 
 async def test_sessions_that_were_never_resumed_do_not_pile_up() -> None:

@@ -11,11 +11,11 @@ import trustme
 
 from rendezvous_async.backends import open_backend
 from rendezvous_async.backends.base import Put
-from rendezvous_async.backends.tcp import Limits, TcpBackend, serve, wire
-from rendezvous_async.backends.tcp.connection import Connection
+from rendezvous_async.backends.tcp import Limits, serve, wire
+from rendezvous_async.backends.tcp.server.connection import Connection
 from rendezvous_async.backends.tcp.tls import Tls
 from rendezvous_async.errors import RendezvousConnectionError
-from tests.backends.tcp.support import Certificates, RawClient, connected, eventually, free_port
+from tests.backends.tcp.support import Certificates, RawClient, connected, driver_of, eventually, free_port
 
 
 def server_context(certificates: Certificates) -> ssl.SSLContext:
@@ -112,7 +112,7 @@ async def test_who_is_at_its_tls_handshake_has_a_place(certificates: Certificate
 async def test_those_who_cannot_be_told_why_are_few(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rendezvous_async.backends.tcp.server.TURNED_AWAY_AT_ONCE", 1)
+    monkeypatch.setattr("rendezvous_async.backends.tcp.server.server.TURNED_AWAY_AT_ONCE", 1)
     limits = Limits(connections=1, handshake=60)
     async with (
         serve(port=0, tls=server_context(certificates), limits=limits) as server,
@@ -137,8 +137,8 @@ async def test_tls_and_greeting_share_the_time_of_one_handshake(certificates: Ce
         await eventually(lambda: all(isinstance(connection, Connection) for connection in server._connections))
         (connection,) = server._connections
         assert isinstance(connection, Connection)
-        assert connection._handshake is not None
-        assert connection._handshake.when() <= accepted_by + 60
+        assert connection._late is not None
+        assert connection._late.when() <= accepted_by + 60
 
 
 @pytest.mark.parametrize("speaks_tls", [False, True], ids=["silent", "silent after TLS"])
@@ -181,8 +181,7 @@ async def test_secret_and_tls_together(certificates: Certificates) -> None:
 async def test_a_host_serves_with_the_same_files(certificates: Certificates) -> None:
     endpoint = f"tcp://localhost:{free_port()}?tls_ca={certificates.ca}&tls_cert={certificates.cert}"
     async with open_backend(endpoint, run_id="run") as host, open_backend(endpoint, run_id="run") as client:
-        assert isinstance(host, TcpBackend)
-        assert host.is_hosting
+        assert driver_of(host).is_hosting
         await client.commit(Put("key", b""))
         assert await host.get("key") is not None
     with pytest.raises(RendezvousConnectionError, match="a host needs a certificate"):

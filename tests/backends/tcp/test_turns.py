@@ -9,10 +9,10 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from rendezvous_async import clock
+from rendezvous_async.aio import clock
 from rendezvous_async.backends.base import OWN, Put
 from rendezvous_async.backends.tcp import serve, wire
-from rendezvous_async.backends.tcp.turns import Turns
+from rendezvous_async.backends.tcp.server.turns import SLICE, Turns
 from rendezvous_async.testing.conformance import BACKEND_CHECKS, Check
 from rendezvous_async.testing.conformance.commits import the_limits_are_what_they_say
 from tests.backends.tcp.support import RawClient, connected, eventually
@@ -22,7 +22,7 @@ from tests.backends.tcp.test_conformance_tcp import maker
 @pytest.fixture
 def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every slice be over after one piece of work."""
-    monkeypatch.setattr("rendezvous_async.backends.tcp.turns.SLICE", 0.0)
+    monkeypatch.setattr("rendezvous_async.backends.tcp.server.turns.SLICE", 0.0)
 
 
 def work(name: str, pieces: int, done: list[str]) -> Callable[[float], bool]:
@@ -138,10 +138,135 @@ async def test_many_sessions_that_end_together_all_end(goodbye: bool) -> None:
             puts = [Put(f"{backend.prefix}nodes/{number}", b"", OWN) for number in range(300)]
             peer.send(*(wire.OpenSession(id, 60.0, (put,)) for id, put in enumerate(puts)))
             for _ in puts:
-                assert isinstance(await peer.read(), wire.Opened)
+                assert isinstance(await peer.read(), wire.SessionOpened)
             if goodbye:
                 peer.send(wire.Goodbye())
                 await peer.read_end()
         await eventually(lambda: server.table.sessions == 0)
         assert (await backend.list("nodes/")).entries == ()
         assert not server._owners
+
+
+class Watched:
+    """Turns by a clock that moves only when a job says so; a slice lasts 1.0."""
+
+    def __init__(self) -> None:
+        self.turns = Turns()
+        self.time = 0.0
+        self.turns.now = lambda: self.time
+        self.done: list[str] = []
+
+    def job(self, name: str, pieces: int, seconds: float) -> Callable[[float], bool]:
+        """A job of so many pieces, each of which takes so long; it stops where its slice is over."""
+        left = pieces
+
+        def job(end: float) -> bool:
+            nonlocal left
+            while left:
+                left -= 1
+                self.time += seconds
+                self.done.append(name)
+                if self.time >= end:
+                    break
+            return left > 0
+
+        return job
+
+
+@pytest.fixture
+async def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    monkeypatch.setattr("rendezvous_async.backends.tcp.server.turns.SLICE", 1.0)
+    return Watched()
+
+
+async def test_a_slice_is_short_and_begins_now() -> None:
+    watched = Watched()
+    watched.time = 5.0
+    assert watched.turns.end_of_slice() == 5.0 + SLICE == 5.01
+
+
+async def test_a_job_is_done_now_as_far_as_a_slice_goes_and_the_rest_later(watched: Watched) -> None:
+    watched.turns.do(watched.job("a", 5, 0.5))
+    assert watched.done == ["a"] * 2
+    await eventually(lambda: len(watched.done) == 5)
+    watched.turns.do(watched.job("b", 1, 0.5))
+    assert watched.done == ["a"] * 5 + ["b"]
+    await anyio.sleep(0.01)
+    assert watched.done == ["a"] * 5 + ["b"]
+
+
+async def test_a_turn_has_one_slice_for_all_jobs_and_takes_the_next_group_first(watched: Watched) -> None:
+    turns = watched.turns
+    for group in ("x", "y"):
+        for number in (1, 2):
+            turns.do_later(watched.job(f"{group}{number}", 3, 0.5), group)
+    turns.do_later(watched.job("own", 1, 0.5))
+    await eventually(lambda: len(watched.done) == 13)
+    # A line for each turn of the loop, which lasts for two pieces.
+    assert watched.done == [
+        *("x1", "x1"),
+        *("y1", "y1"),
+        *("own", "x2"),
+        *("y2", "y2"),
+        *("x1", "y1"),
+        *("x2", "x2"),
+        "y2",
+    ]
+
+
+async def test_short_jobs_share_a_turn(watched: Watched) -> None:
+    looked: list[int] = []
+    for name in "abc":
+        watched.turns.do_later(watched.job(name, 1, 0.125), name)
+    asyncio.get_running_loop().call_later(0, lambda: looked.append(len(watched.done)))
+    await eventually(lambda: bool(looked))
+    assert watched.done == ["a", "b", "c"]
+    assert looked == [3], "all before the next timer"
+
+
+async def test_each_of_many_things_is_done_once_in_order(watched: Watched) -> None:
+
+    def act(item: int) -> None:
+        watched.time += 0.25
+        watched.done.append(str(item))
+
+    watched.turns.for_each(range(10), act)
+    assert watched.done == list("0123")
+    await eventually(lambda: len(watched.done) >= 10)
+    assert watched.done == list("0123456789")
+    watched.turns.for_each((), act)
+    assert len(watched.done) == 10
+
+
+async def test_requests_of_one_turn_have_one_slice_whatever_else_is_done(watched: Watched) -> None:
+    turns = watched.turns
+    assert not turns.is_spent()
+    watched.time += 0.875
+    assert not turns.is_spent()
+    watched.time = 1.0
+    assert turns.is_spent()
+    await anyio.lowlevel.checkpoint()
+    assert not turns.is_spent()
+    watched.time += 0.875
+    assert not turns.is_spent()
+
+
+async def test_who_stops_in_a_job_is_not_asked_for_more(watched: Watched) -> None:
+    failures: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+
+    def stop(end: float) -> bool:
+        watched.turns.stop()
+        return True
+
+    watched.turns.do_later(stop, "x")
+    watched.turns.do_later(watched.job("after", 1, 0), "y")
+    await anyio.sleep(0.02)
+    assert (watched.done, failures) == ([], [])
+
+
+async def test_who_is_stopped_with_nothing_to_do_stays_stopped(watched: Watched) -> None:
+    watched.turns.stop()
+    watched.turns.do(watched.job("a", 3, 1.0))
+    await anyio.sleep(0.02)
+    assert watched.done == ["a"]

@@ -10,10 +10,11 @@ import anyio
 import pytest
 
 import rendezvous_async as rdzv
+from rendezvous_async.aio.deadline import Deadline
 from rendezvous_async.backends.base import Put
-from rendezvous_async.backends.tcp import requests, wire
-from rendezvous_async.backends.tcp.limits import Limits
-from rendezvous_async.clock import Patience
+from rendezvous_async.backends.tcp import wire
+from rendezvous_async.backends.tcp.server import requests
+from rendezvous_async.backends.tcp.server.limits import Limits
 from rendezvous_async.errors import RendezvousConnectionError
 from tests.backends.tcp.support import Certificates, RawClient, connected, eventually
 
@@ -33,14 +34,14 @@ async def meet(**options: Any) -> list[int]:
 
 
 async def expire() -> None:
-    """Sessions and patience of odd lengths: uvloop's timers count milliseconds, may be early, and do not tell when."""
+    """Sessions and deadlines of odd lengths: uvloop's timers count milliseconds, may be early, and do not tell when."""
     odd = [0.05 + number * 0.00037 for number in range(40)]
     async with rdzv.serve("127.0.0.1", 0) as server, connected(server.endpoint) as backend:
         for seconds in odd:
             await backend.open_session(seconds)
         for seconds in odd:
             with anyio.fail_after(10), pytest.raises(RendezvousConnectionError, match="did not answer"):
-                await backend.commit(Put("key", b""), patience=Patience(seconds, "commit"))
+                await backend.commit(Put("key", b""), deadline=Deadline.after(seconds, "commit"))
         with anyio.fail_after(10):
             await server.without_sessions()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import get_args
@@ -12,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rendezvous_async.backends.base import Commit, Condition, Delete, Entry, Listing, Put, Token
-from rendezvous_async.backends.tcp import wire
+from rendezvous_async.backends.tcp import versions, wire
 
 ids = st.integers(0, 2**63)
+numbers = st.integers(0, 255)
 names = st.text(max_size=20)
 tokens = st.builds(Token, names, st.integers(0, 2**53))
 entries = st.builds(Entry, names, st.none() | st.binary(max_size=50), tokens, st.none() | names)
@@ -33,21 +35,21 @@ requests = st.one_of(
     st.builds(
         wire.OpenSession, ids, st.floats(0, 100), writes.map(tuple), conditions.map(tuple), st.lists(names).map(tuple)
     ),
-    st.builds(wire.KeepAlive, ids, names),
+    st.builds(wire.Renew, ids, names),
     st.builds(wire.Resume, ids, names),
     st.builds(wire.EndSession, ids, names),
     st.builds(wire.Ping, ids),
     st.builds(wire.Goodbye),
 )
 answers = st.one_of(
-    st.builds(wire.Challenge, st.binary(max_size=40)),
-    st.builds(wire.Welcome, ids, names, ids, st.binary(max_size=40), names),
+    st.builds(wire.Challenge, st.binary(max_size=40), numbers),
+    st.builds(wire.Welcome, numbers, names, ids, st.binary(max_size=40), names),
     st.builds(wire.Refused, names, names),
     st.builds(wire.Found, ids, st.none() | entries),
     st.builds(wire.Listed, ids, listings),
-    st.builds(wire.Committed, ids, commits),
+    st.builds(wire.Transacted, ids, commits),
     st.builds(wire.Changed, ids, st.none() | listings),
-    st.builds(wire.Opened, ids, names, st.floats(0, 100), st.none() | commits, st.none() | listings),
+    st.builds(wire.SessionOpened, ids, names, st.floats(0, 100), st.none() | commits, st.none() | listings),
     st.builds(wire.Done, ids),
     st.builds(wire.Failed, ids, names, names),
 )
@@ -134,21 +136,110 @@ def test_a_frame_that_is_too_long_is_refused_by_its_length_alone() -> None:
 def test_deep_nesting_does_not_break_the_decoder() -> None:
     with pytest.raises(wire.FrameError):
         wire.decode_request(b"\x9b\x0a\x01\xa1k" + b"\x91" * 100_000)
+    with pytest.raises(wire.FrameError):  # in a field that is passed over
+        wire.decode_request(b"\x94\x0a\x01\xa1k" + b"\x91" * 100_000)
 
 
 def test_a_newer_hello_is_still_a_hello() -> None:
     """Fields that a newer version adds at the end are left alone, so that its version can be read and refused."""
-    body = wire.frame(wire.Hello(9, "client", 1, 0, b"nonce"))[4:]
+    body = wire.frame(wire.Hello((9, 10), "client", 1, 0, b"nonce"))[4:]
     longer = bytes([body[0] + 1]) + body[1:] + b"\xa3new"
-    assert wire.decode_greeting(longer) == wire.Hello(9, "client", 1, 0, b"nonce")
+    assert wire.decode_greeting(longer) == wire.Hello((9, 10), "client", 1, 0, b"nonce")
 
 
 def test_a_welcome_of_a_server_that_does_not_say_where_it_sees_the_client() -> None:
     """Such servers came first; and their clients ignore what a newer one adds."""
-    old = msgspec.msgpack.encode([3, wire.PROTOCOL, "epoch", 7, b"proof"])
-    assert wire.decode_answer(old) == wire.Welcome(wire.PROTOCOL, "epoch", 7, b"proof", peer="")
-    new = msgspec.msgpack.decode(wire.frame(wire.Welcome(wire.PROTOCOL, "epoch", 7, b"proof", "10.1.2.3"))[4:])
-    assert new == [3, wire.PROTOCOL, "epoch", 7, b"proof", "10.1.2.3"]
+    old = msgspec.msgpack.encode([3, 1, "epoch", 7, b"proof"])
+    assert wire.decode_answer(old) == wire.Welcome(1, "epoch", 7, b"proof", peer="")
+    new = msgspec.msgpack.decode(wire.frame(wire.Welcome(1, "epoch", 7, b"proof", "10.1.2.3"))[4:])
+    assert new == [3, 1, "epoch", 7, b"proof", "10.1.2.3"]
+
+
+def with_later_fields(value: object, later: object) -> object:
+    """Return a message as a newer version would write it: with one more field at the end, at every level."""
+    if isinstance(value, msgspec.Struct):
+        tag = value.__struct_config__.tag
+        fields = [with_later_fields(getattr(value, name), later) for name in value.__struct_fields__]
+        return [*([] if tag is None else [tag]), *fields, later]
+    if isinstance(value, tuple):
+        return [with_later_fields(item, later) for item in value]
+    return value
+
+
+LATER = st.sampled_from([None, 7, "text", b"bytes", [1, [2, {"a": None}]], {"a": [b""]}])
+greetings = st.one_of(
+    st.builds(wire.Hello, st.lists(numbers, max_size=16).map(tuple), names, ids, ids, st.binary(max_size=40), names),
+    st.builds(wire.Proof, st.binary(max_size=40)),
+)
+
+
+@given(greetings, LATER)
+def test_fields_of_a_greeting_that_are_not_known_are_passed_over(
+    message: wire.Hello | wire.Proof, later: object
+) -> None:
+    assert wire.decode_greeting(msgspec.msgpack.encode(with_later_fields(message, later))) == message
+
+
+@given(requests, LATER)
+def test_fields_of_a_request_that_are_not_known_are_passed_over(message: wire.Request, later: object) -> None:
+    assert wire.decode_request(msgspec.msgpack.encode(with_later_fields(message, later))) == message
+
+
+@given(answers, LATER)
+def test_fields_of_an_answer_that_are_not_known_are_passed_over(message: wire.FromServer, later: object) -> None:
+    assert wire.decode_answer(msgspec.msgpack.encode(with_later_fields(message, later))) == message
+
+
+@pytest.mark.parametrize("number", [5, 21, 29, 37, 999, -1, 2**64 - 1])
+@pytest.mark.parametrize("decode", [wire.decode_request, wire.decode_answer], ids=["request", "answer"])
+def test_a_kind_of_message_that_is_not_known_is_refused(decode: Callable[[bytes], object], number: int) -> None:
+    """A peer may send it only in a version of the protocol that has it, so it is no field to be passed over."""
+    with pytest.raises(wire.FrameError, match=r"not an? \w+ of this version of the protocol: Invalid value"):
+        decode(msgspec.msgpack.encode([number, 1, "text"]))
+
+
+@pytest.mark.parametrize(
+    ("offered", "picked"),
+    [((1,), 1), ((1, 2, 3), 1), ((3, 1), 1), ((1, 1), 1), ((), None), ((0,), None), ((2, 255), None)],
+)
+def test_the_server_picks_the_newest_version_that_both_speak(offered: tuple[int, ...], picked: int | None) -> None:
+    assert versions.pick_version(offered) == picked
+
+
+def test_the_newest_common_version_is_picked_whatever_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "PROTOCOLS", (2, 3, 5))
+    assert versions.pick_version((5, 3, 1)) == 5
+    assert versions.pick_version((4, 3, 2, 1)) == 3
+    assert versions.pick_version((4, 1)) is None
+
+
+@pytest.mark.parametrize(
+    ("offered", "said"),
+    [
+        ((1,), "the client speaks version 1 of the protocol, the server versions 3, 4; upgrade .* the client's side"),
+        (
+            (6, 5),
+            "the client speaks versions 5, 6 of the protocol, the server versions 3, 4; upgrade .* the server's side",
+        ),
+        ((), "the client speaks no version of the protocol, the server versions 3, 4; upgrade .* the client's side"),
+        ((1, 9), "the client speaks versions 1, 9 of the protocol, .* the server's side"),
+    ],
+)
+def test_where_no_version_is_common_the_older_side_is_named(
+    offered: tuple[int, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "PROTOCOLS", (3, 4))
+    assert re.fullmatch(said, versions.no_common_version(offered))
+
+
+@pytest.mark.parametrize("versions", [[1] * 17, [256], [-1], 1, ["1"], None, [[1]]])
+def test_the_versions_of_a_hello_are_bounded(versions: object) -> None:
+    def hello(versions: object) -> bytes:
+        return msgspec.msgpack.encode([0, versions, "client", 1, 0, b"nonce"])
+
+    assert wire.decode_greeting(hello([0] * 15 + [255])) == wire.Hello((0,) * 15 + (255,), "client", 1, 0, b"nonce")
+    with pytest.raises(wire.FrameError, match="not a greeting"):
+        wire.decode_greeting(hello(versions))
 
 
 NUMBERS: dict[type[msgspec.Struct], int] = {
@@ -163,16 +254,16 @@ NUMBERS: dict[type[msgspec.Struct], int] = {
     wire.Follow: 13,
     wire.Unfollow: 14,
     wire.OpenSession: 15,
-    wire.KeepAlive: 16,
+    wire.Renew: 16,
     wire.EndSession: 17,
     wire.Ping: 18,
     wire.Goodbye: 19,
     wire.Resume: 20,
     wire.Found: 30,
     wire.Listed: 31,
-    wire.Committed: 32,
+    wire.Transacted: 32,
     wire.Changed: 33,
-    wire.Opened: 34,
+    wire.SessionOpened: 34,
     wire.Done: 35,
     wire.Failed: 36,
     wire.EncodedChanged: 33,
@@ -181,8 +272,8 @@ NUMBERS: dict[type[msgspec.Struct], int] = {
 
 def test_messages_keep_their_numbers_for_as_long_as_the_protocol_keeps_its_own() -> None:
     """Peers of other versions know them by these numbers; whoever changes one must change the protocol's."""
-    assert wire.PROTOCOL == 1
-    assert set(NUMBERS) == set(get_args(wire.Message))
+    assert versions.PROTOCOLS == (1,)
+    assert set(NUMBERS) == set(get_args(wire.AnyMessage))
     for kind, number in NUMBERS.items():
         assert kind.__struct_config__.tag == number, kind
         assert kind.__struct_config__.array_like, kind
@@ -240,7 +331,7 @@ def test_a_short_frame_behind_a_long_one_is_there_as_soon_as_it_is_whole() -> No
 
 
 def test_frames_follow_each_other_in_one_buffer() -> None:
-    messages: list[wire.Message] = [wire.Get(1, "a"), wire.Get(2, "b" * 300), wire.Goodbye()]
+    messages: list[wire.AnyMessage] = [wire.Get(1, "a"), wire.Get(2, "b" * 300), wire.Goodbye()]
     out = bytearray()
     for message in messages:
         wire.frame_into(out, message)

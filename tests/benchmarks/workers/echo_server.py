@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 
-from rendezvous_async.backends.tcp.process import dedicate_process
 from rendezvous_async.backends.tcp.reading import SharedBufferProtocol
+from rendezvous_async.backends.tcp.server.process import dedicate_process
 from tests.benchmarks.workers.commands import obey, say
 
 EVERYBODY = b"!"

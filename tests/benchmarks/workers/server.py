@@ -6,7 +6,7 @@ import asyncio
 import sys
 
 from rendezvous_async.backends.tcp import serve
-from rendezvous_async.backends.tcp.process import dedicate_process
+from rendezvous_async.backends.tcp.server.process import dedicate_process
 from tests.benchmarks.workers.commands import Profiler, obey, say
 
 

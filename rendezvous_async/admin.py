@@ -1,0 +1,135 @@
+"""What anybody with access to the backend can do to a run, member or not: look, close, evict, purge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+import msgspec
+
+from rendezvous_async.backends.base import Backend, Condition, Delete, Entry, Put
+from rendezvous_async.core.codec import decode, encode
+from rendezvous_async.core.diagnosis import Status, diagnose
+from rendezvous_async.core.features import check_features
+from rendezvous_async.core.state import (
+    COORDINATOR,
+    NODES,
+    SEATS,
+    STATE,
+    Closed,
+    Head,
+    Node,
+    Post,
+    Seat,
+    node_key,
+    node_of,
+)
+from rendezvous_async.errors import RendezvousStateError, RendezvousVersionError
+from rendezvous_async.settings import Settings
+
+__all__ = ["close_run", "evict_node", "purge_run", "read_head", "read_status", "status_of"]
+
+R = TypeVar("R", Node, Post, Seat)
+
+
+def read_head(entry: Entry | None) -> Head | None:
+    """Return the head that ``entry`` holds, stamped with its round's token."""
+    if entry is None:
+        return None
+    return decode(Head, entry.value, entry.key).stamped((entry.token.epoch, entry.token.revision))
+
+
+async def read_status(backend: Backend) -> Status:
+    """Read the status of the backend's run; see ``status_of``."""
+    state = await backend.get(STATE)
+    post = await backend.get(COORDINATOR)
+    seats = await backend.list(SEATS)
+    nodes = await backend.list(NODES)
+    return status_of(backend.run_id, state, post, seats.entries, nodes.entries)
+
+
+def status_of(
+    run_id: str, state: Entry | None, post: Entry | None, seats: Iterable[Entry], nodes: Iterable[Entry]
+) -> Status:
+    """Return the status of a run from its entries. Entries that cannot be decoded are named and not used.
+
+    Raises:
+        RendezvousStateError: The run's state itself cannot be read.
+    """
+    damaged: list[str] = []
+
+    def read(kind: type[R], entry: Entry) -> Iterator[R]:
+        try:
+            yield decode(kind, entry.value, entry.key)
+        except RendezvousStateError:
+            damaged.append(entry.key)
+
+    status = diagnose(
+        run_id,
+        read_head(state),
+        {node_of(entry.key): seat for entry in seats for seat in read(Seat, entry)},
+        [(node_of(e.key), node, e.token.revision) for e in nodes for node in read(Node, e)],
+        None if post is None else next((found.node for found in read(Post, post)), None),
+    )
+    return msgspec.structs.replace(status, damaged=tuple(damaged))
+
+
+async def close_run(backend: Backend, reason: str, by: str, settings: Settings | None = None) -> Closed:
+    """Close the run for everyone, finally. Retries until it is closed, and returns who closed it and why.
+
+    Args:
+        backend: The run's.
+        reason: Shown to the others.
+        by: Who closes it.
+        settings: For the head that is created if the run has none yet.
+
+    Raises:
+        ValueError: The reason is no text, or too long for a record; nothing was written.
+        RendezvousVersionError: The run is of a newer version, which alone may write its head; nothing was written.
+    """
+    if not isinstance(reason, str):
+        raise ValueError(f"reason must be a text, not {reason!r}")
+    closed = Closed(reason, by)
+    entry = await backend.get(STATE)
+    while True:
+        try:
+            head = read_head(entry)
+        except RendezvousVersionError:
+            raise
+        except RendezvousStateError:
+            head = None  # Closing must work on a damaged run too: it is the way to get rid of it.
+        if head is not None and head.closed is not None:
+            return head.closed
+        if head is None:
+            head = Head(settings=settings or Settings(1, 1))
+        check_features(head, backend.run_id)
+        put = Put(STATE, encode(msgspec.structs.replace(head, closed=closed)))
+        commit = await backend.commit(put, when=[Condition(STATE, None if entry is None else entry.token)])
+        if commit.won:
+            return closed
+        entry = commit.entry(STATE)
+
+
+async def evict_node(backend: Backend, node: str) -> bool:
+    """Throw a node out by ending the session that its record names; False if there is no such node."""
+    entry = await backend.get(node_key(node))
+    if entry is None:
+        return False
+    if entry.session is None:
+        await backend.commit(Delete(entry.key), when=[Condition(entry.key, entry.token)])
+    else:
+        await backend.end_session(entry.session)
+    return True
+
+
+async def purge_run(backend: Backend) -> bool:
+    """Remove every key of a closed run; False if nodes are still here or the run is not closed."""
+    state = await backend.get(STATE)
+    head = read_head(state)
+    if (head is not None and head.closed is None) or (await backend.list(NODES)).entries:
+        return False
+    when = [Condition(STATE, None if state is None else state.token)]
+    for name in ("rounds/", SEATS, ""):  # A backend may limit how much one commit deletes.
+        if not (await backend.commit(Delete(name), when=when)).won:
+            return False
+    return True

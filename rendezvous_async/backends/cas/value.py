@@ -1,0 +1,93 @@
+"""The store, as the driver needs it: one value that is read, and replaced if it is still the one that was read.
+
+``FencedValue`` is that in two coroutines. ``StateValue`` makes one of a classic ``RendezvousBackend``, or of anything
+else with its three methods, blocking or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from inspect import iscoroutinefunction
+from typing import Any, Protocol, TypeAlias
+
+__all__ = ["Answer", "FencedValue", "StateKeeper", "StateValue"]
+
+Answer: TypeAlias = tuple[bytes, Any, bool]
+
+
+class FencedValue(Protocol):
+    """One value behind a fencing token.
+
+    Both calls may be cancelled, and may raise anything when there is no answer; the driver tries again. A write may
+    then have been made, and may still be made later, for as long as its token is current.
+    """
+
+    @property
+    def name(self) -> str:
+        """What kind of store it is in."""
+
+    async def read(self) -> tuple[bytes, Any] | None:
+        """Return the value and its token, or None if there is none.
+
+        It must show every write that was acknowledged before the read was sent: not what a replica or a cache holds.
+        """
+
+    async def write(self, data: bytes, token: Any) -> Answer | None:
+        """Replace the value, at once and in one step, if its token is ``token``; None: if there is no value.
+
+        No token may ever come again, not even after the value was deleted.
+
+        Returns:
+            The value that now stands, its token, and whether it is the one given; None if there is none.
+        """
+
+    async def aclose(self) -> None:
+        """Let go of whatever was made for it; called once."""
+
+
+class StateKeeper(Protocol):
+    """What a classic ``RendezvousBackend`` has; each of the methods may block, or be a coroutine function."""
+
+    @property
+    def name(self) -> str:
+        """What kind it is."""
+
+    def get_state(self) -> Any:
+        """Return the state and its token, or None; as ``FencedValue.read``."""
+
+    def set_state(self, state: bytes, token: Any = None) -> Any:
+        """Replace the state if its token is ``token``; as ``FencedValue.write``."""
+
+
+class StateValue:
+    """The state of a classic backend as a fenced value.
+
+    Methods that block are called in a thread, one after another, so they need not be safe for several threads. One
+    that hangs holds up all others: give your client a timeout well below the nodes' TTL.
+    """
+
+    def __init__(self, keeper: StateKeeper) -> None:
+        self.name = keeper.name
+        self._keeper = keeper
+        self._thread = ThreadPoolExecutor(1, f"rendezvous {self.name}")
+
+    def __repr__(self) -> str:
+        return f"<StateValue of {self._keeper!r}>"
+
+    async def read(self) -> tuple[bytes, Any] | None:
+        found: tuple[bytes, Any] | None = await self._call(self._keeper.get_state)
+        return found
+
+    async def write(self, data: bytes, token: Any) -> Answer | None:
+        answer: Answer | None = await self._call(self._keeper.set_state, data, token)
+        return answer
+
+    async def aclose(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _call(self, method: Callable[..., Any], *args: object) -> Any:
+        if iscoroutinefunction(method):
+            return await method(*args)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, method, *args)

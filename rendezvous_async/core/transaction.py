@@ -1,0 +1,99 @@
+"""A transaction as the core asks for it, what a node sees of its run, and what it has read there.
+
+``duty`` and ``arrival`` decide what to write and on which conditions, in these values; ``node.translation`` turns them
+into a backend's. So the core knows keys, bytes and stamps, and no backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from rendezvous_async.core.codec import decode
+from rendezvous_async.core.state import Head, Node, Seat, Stamp, node_of
+from rendezvous_async.errors import RendezvousStateError
+
+__all__ = ["Capacity", "Drop", "Row", "Save", "Seen", "Transaction", "readable"]
+
+Row: TypeAlias = tuple[str, bytes | None, int]
+"""What a read found at a key: the key, the value (None: it is gone), and the revision of its put."""
+
+R = TypeVar("R", Node, Seat)
+
+
+class Save(msgspec.Struct, frozen=True):
+    """Write a value; a leased key goes when this node's session ends."""
+
+    key: str
+    value: bytes
+    leased: bool = False
+
+
+class Drop(msgspec.Struct, frozen=True):
+    """Delete one key, or with a name that ends in ``/`` a whole subtree."""
+
+    name: str
+
+
+class Transaction(msgspec.Struct, frozen=True):
+    """Do all ``writes`` if each key of ``when`` has that stamp (None: if there is no such key), else nothing.
+
+    Attributes:
+        what: What it is for, in words.
+        writes: What to do, each key at most once.
+        when: The conditions.
+    """
+
+    what: str
+    writes: tuple[Save | Drop, ...]
+    when: Mapping[str, Stamp | None]
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What a node sees of its run.
+
+    Attributes:
+        head: Stamped; None if there is none.
+        state: The stamp of the head's entry.
+        post: The stamp of the coordinator's entry; None if the post is vacant.
+    """
+
+    head: Head | None
+    state: Stamp | None
+    post: Stamp | None
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    """How much fits into one transaction.
+
+    Attributes:
+        writes: How many.
+        bytes: Of keys and values.
+        prefix: How many bytes the backend puts before each key.
+    """
+
+    writes: int
+    bytes: int
+    prefix: int = 0
+
+    def batches(self, saves: Sequence[Save], spare: int) -> Iterator[tuple[Save, ...]]:
+        """Cut ``saves`` into batches that fit a transaction together with ``spare`` more writes; at least one batch."""
+        start, size = 0, 0
+        for index, save in enumerate(saves):
+            more = self.prefix + len(save.key) + len(save.value)
+            if index > start and (index - start + spare >= self.writes or size + more > self.bytes // 2):
+                yield tuple(saves[start:index])
+                start, size = index, 0
+            size += more
+        yield tuple(saves[start:])
+
+
+def readable(kind: type[R], rows: Iterable[Row]) -> Iterator[tuple[str, R, int]]:
+    """Yield the node, the record and the revision of each row that can be decoded; the others are skipped."""
+    for key, value, revision in rows:
+        try:
+            yield node_of(key), decode(kind, value, key), revision
+        except RendezvousStateError:
+            continue

@@ -1,0 +1,100 @@
+"""A server's metrics for Prometheus, collected on each scrape.
+
+Each server has its own registry. Labels are bounded: runs are those that the status page shows; all other labels have
+fixed values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import accumulate
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from rendezvous_async.backends.tcp.server.counts import Durations
+from rendezvous_async.core.diagnosis import Role
+from rendezvous_async.page.overview import Overview
+
+__all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
+
+
+class Metrics(Collector):
+    """Collects the metrics of a server and its runs."""
+
+    def __init__(self, overview: Overview) -> None:
+        self._overview = overview
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def text(self) -> bytes:
+        """Return all metrics in Prometheus's text format."""
+        return generate_latest(self._registry)
+
+    def describe(self) -> list[Metric]:
+        """Declare nothing; without this, registering would collect once to learn the names."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics."""
+        server = self._overview.server
+        yield _gauge("connections", "Open connections.", server.connections)
+        yield _gauge("sessions", "Open sessions.", server.table.sessions)
+        yield _gauge("keys", "Keys in the table.", len(server.table))
+        yield _gauge("table_bytes", "Bytes in the table, as counted against its limit.", server.table.size)
+        yield _gauge("revision", "The table's revision; restarts from 0 without a log.", server.table.revision)
+        yield _gauge("failed", "1 if the server's log has failed.", int(server.failure is not None))
+        counts = server.counts
+        yield _counter("connections_accepted", "Connections accepted.", counts.connections)
+        refused = CounterMetricFamily("rdzv_connections_refused", "Connections refused.", labels=("why",))
+        for why, number in sorted(counts.refused.items()):
+            refused.add_metric((why,), number)
+        yield refused
+        yield _counter("commits", "Commits that changed something.", counts.commits)
+        yield _counter("commits_lost", "Commits rejected because a condition did not hold.", counts.lost)
+        yield _counter("sessions_opened", "Sessions opened.", counts.opened)
+        yield _counter(
+            "sessions_expired", "Sessions that expired: silent for their TTL, or disconnected.", counts.expired
+        )
+        yield _counter("keep_alives", "Keep-alives answered.", counts.keep_alives)
+        yield _counter("rounds_formed", "Rounds formed in all runs.", self._overview.rounds_formed)
+        if server.journal is not None:
+            yield _histogram("log_sync_seconds", "Time to sync a batch of commits to disk.", server.journal.sync_times)
+        yield from self._runs()
+
+    def _runs(self) -> Iterator[Metric]:
+        runs = [(run.run_id, run.status) for run in self._overview.runs() if run.status is not None]
+        families = {
+            "round": "The last round that formed.",
+            "closed": "1 if the run is closed.",
+            "missing": "Nodes still needed to form a round.",
+            "absent": "Members that were lost or left.",
+        }
+        values = [(id, (run.round, int(run.closed is not None), run.missing, len(run.absent))) for id, run in runs]
+        for place, (name, help) in enumerate(families.items()):
+            family = GaugeMetricFamily(f"rdzv_run_{name}", help, labels=("run_id",))
+            for id, figures in values:
+                family.add_metric((id,), figures[place])
+            yield family
+        nodes = GaugeMetricFamily("rdzv_run_nodes", "Live nodes by role.", labels=("run_id", "role"))
+        for id, run in runs:
+            roles = Counter(present.role for present in run.here)
+            for role in Role:
+                nodes.add_metric((id, role.value), roles[role])
+        yield nodes
+
+
+def _gauge(name: str, help: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"rdzv_{name}", help, value)
+
+
+def _counter(name: str, help: str, value: float) -> Metric:
+    return CounterMetricFamily(f"rdzv_{name}", help, value)
+
+
+def _histogram(name: str, help: str, durations: Durations) -> Metric:
+    bounds = [*map(str, durations.BOUNDS), "+Inf"]
+    buckets = list(zip(bounds, accumulate(durations.counts), strict=True))
+    return HistogramMetricFamily(f"rdzv_{name}", help, buckets, durations.total)

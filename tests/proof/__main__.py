@@ -1,0 +1,31 @@
+"""``python -m tests.proof``: ``endure`` plays sagas to a million rounds; ``campaign`` disturbs real processes.
+
+Both check every guarantee, print the command that repeats a failure, and exit 1 then. The others are
+commands of their own: ``python -m tests.proof.model``, and ``.mutants``, ``.mutations``, ``.cycles``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from tests.proof import endurance
+from tests.proof.campaign import command as campaign
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.proof", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    endurance.configure(commands.add_parser("endure", help="play sagas until a million rounds have formed"))
+    campaign.add_options(commands.add_parser("campaign", help="real processes, a real backend, real faults"))
+    options = parser.parse_args(arguments)
+    if options.command == "campaign":
+        return campaign.run(options)
+    return endurance.run(options, lambda what: print(what, file=sys.stderr, flush=True))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

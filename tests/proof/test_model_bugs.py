@@ -1,0 +1,391 @@
+"""Bugs planted on purpose: each is switched on by a test, and the exploration must catch it.
+
+Each says what is broken, where it shows, and which check catches it; without it the same configurations pass (those
+of three nodes in ``test_model.py``). A bug of the coordinator or the rules is planted in the core itself, which is what
+the model runs; one of the store or of its sessions in the model's ``Protocol``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import pytest
+from msgspec.structs import replace
+from pytest import MonkeyPatch
+
+from rendezvous_async.core import duty, rules
+from rendezvous_async.core.duty import Duty, Purpose, Read, Script
+from rendezvous_async.core.rules import Admission, Change, Form, HandOver, Joined, Notes, Rewrite, Step, Wait
+from rendezvous_async.core.state import COORDINATOR, FORMING, STATE, Head, Last, Phase, Seat, Stamp, seat_key
+from rendezvous_async.core.tally import Tally, tally_of
+from rendezvous_async.core.transaction import Drop, Seen
+from rendezvous_async.settings import Settings
+from tests.proof.model import CHECKS, Budget, Config, Protocol, Result, explore
+from tests.proof.model.checks import (
+    ACCOUNTED,
+    AT_THE_BARRIER,
+    CLOSED,
+    FENCED,
+    HERE,
+    NO_GHOST,
+    ONE_WORLD,
+    PROGRESS,
+    RANKS,
+    ROUNDS_GROW,
+    SEATS_STAY,
+    SIZE,
+    TOLD,
+)
+from tests.proof.model.values import RecordRow
+
+Plant: TypeAlias = Callable[[MonkeyPatch], "type[Protocol] | None"]
+"""Plants a bug in the core, or returns a protocol that has it."""
+Decide: TypeAlias = Callable[[Tally, Notes, float, str], tuple[Step, Notes]]
+
+
+class Bug(NamedTuple):
+    """How a bug is planted, where it shows, and which check catches it."""
+
+    plant: Plant
+    config: Config
+    caught_by: str
+
+
+BUGS: dict[str, Bug] = {}
+
+
+def bug(config: Config, caught_by: str) -> Callable[[Plant], Plant]:
+    def add(plant: Plant) -> Plant:
+        BUGS[plant.__name__] = Bug(plant, config, caught_by)
+        return plant
+
+    return add
+
+
+def two(low: int = 2, max_writes: int | None = None, doomed: bool = False, **trouble: int) -> Config:
+    return Config(nodes=2, min_nodes=low, max_nodes=2, max_writes=max_writes, doomed=doomed, budget=Budget(**trouble))
+
+
+def three(low: int = 2, high: int = 2, max_writes: int | None = None, doomed: bool = False, **trouble: int) -> Config:
+    return Config(
+        nodes=3, min_nodes=low, max_nodes=high, max_writes=max_writes, doomed=doomed, budget=Budget(**trouble)
+    )
+
+
+# What a coordinator compares
+
+
+def unfenced(patch: MonkeyPatch, *dropped: str, purposes: tuple[Purpose, ...] = tuple(Purpose)) -> None:
+    """Let a coordinator's transactions for these purposes not compare these keys."""
+    fence = Duty._fence
+
+    def broken(self: Duty) -> dict[str, Stamp | None]:
+        when = fence(self)
+        return {key: when[key] for key in when if key not in dropped} if self.script[0][0] in purposes else when
+
+    patch.setattr(Duty, "_fence", broken)
+
+
+@bug(two(max_writes=3, late=1), SEATS_STAY)
+def commits_do_not_compare_the_heads_token(patch: MonkeyPatch) -> None:
+    unfenced(patch, STATE)
+
+
+@bug(two(expire=1, doomed=True), SEATS_STAY)
+def commits_compare_neither_the_heads_token_nor_the_post(patch: MonkeyPatch) -> None:
+    """Whoever once had the post writes on."""
+    unfenced(patch, STATE, COORDINATOR)
+
+
+@bug(two(max_writes=3, late=1), RANKS)
+def batches_and_the_head_do_not_compare_the_attempts_own_key(patch: MonkeyPatch) -> None:
+    unfenced(patch, FORMING)
+
+
+@bug(two(max_writes=3), RANKS)
+def the_head_is_sent_before_the_last_batch_has_won(patch: MonkeyPatch) -> None:
+    write = Duty._script_of
+
+    def broken(self: Duty, decision: Rewrite | HandOver | Form) -> Script:
+        script = write(self, decision)
+        return [*script[:-2], script[-1], script[-2]] if len(script) > 1 else script
+
+    patch.setattr(Duty, "_script_of", broken)
+
+
+@bug(two(leave=1, close=1), CLOSED)
+def counts_are_written_whatever_the_head_is_by_now(patch: MonkeyPatch) -> None:
+    unfenced(patch, STATE, purposes=(Purpose.REWRITE,))
+
+
+# What a coordinator deletes
+
+
+def clean_up_that_spares_the_attempt(patch: MonkeyPatch) -> None:
+    clean_up = Duty._clean_up
+
+    def broken(self: Duty, keys: list[str], old: int) -> Script:
+        return [(what, writes[1:]) for what, writes in clean_up(self, keys, old)]
+
+    patch.setattr(Duty, "_clean_up", broken)
+
+
+@bug(two(max_writes=3, late=1), RANKS)
+def clean_up_spares_the_attempt(patch: MonkeyPatch) -> None:
+    """The coordinator had this bug, and the model found it."""
+    clean_up_that_spares_the_attempt(patch)
+
+
+@bug(three(max_writes=3, expire=1, doomed=True), RANKS)
+def clean_up_does_not_compare_the_post_and_spares_the_attempt(patch: MonkeyPatch) -> None:
+    """A stale coordinator deletes fresh seats.
+
+    The post alone can be left out: whoever deletes seats ends the attempt, and every attempt compares its own key.
+    """
+    clean_up_that_spares_the_attempt(patch)
+    unfenced(patch, COORDINATOR, purposes=(Purpose.CLEAN_UP,))
+
+
+@bug(two(leave=1), SEATS_STAY)
+def the_seat_of_a_lost_member_is_deleted_at_once(patch: MonkeyPatch) -> None:
+    """Not after the head that excludes it, but while others hold the round."""
+    write = Duty._script_of
+
+    def broken(self: Duty, decision: Rewrite | HandOver | Form) -> Script:
+        script = write(self, decision)
+        if isinstance(decision, Rewrite):
+            lost = [Drop(seat_key(node)) for node in self.tally.seats if node not in self.tally.records]
+            return [(what, (*writes, *lost)) for what, writes in script]
+        return script
+
+    patch.setattr(Duty, "_script_of", broken)
+
+
+# What a coordinator decides
+
+
+def deciding(patch: MonkeyPatch, broken: Callable[[Decide, Tally, Notes, float, str], tuple[Step, Notes]]) -> None:
+    """Let ``broken`` decide; its first argument is the real ``step``."""
+    patch.setattr(duty, "step", lambda *given: broken(rules.step, *given))
+
+
+def rewriting(patch: MonkeyPatch, change: Callable[[Head], Head]) -> None:
+    """Let heads that are rewritten be changed before they are written."""
+    write = Duty._script_of
+
+    def broken(self: Duty, decision: Rewrite | HandOver | Form) -> Script:
+        return write(self, Rewrite(change(decision.head)) if isinstance(decision, Rewrite) else decision)
+
+    patch.setattr(Duty, "_script_of", broken)
+
+
+@bug(two(leave=1), FENCED)
+def a_rewritten_head_forgets_the_rounds_token(patch: MonkeyPatch) -> None:
+    """Its own revision is taken for it."""
+    rewriting(patch, lambda head: replace(head, token=None))
+
+
+@bug(two(leave=1), ACCOUNTED)
+def gathering_is_announced_as_soon_as_somebody_is_lost(patch: MonkeyPatch) -> None:
+    """Members are told that they are out."""
+    rewriting(patch, lambda head: replace(head, phase=Phase.GATHERING) if head.lost else head)
+
+
+@bug(two(back=1), ACCOUNTED)
+def the_next_round_is_gathered_as_soon_as_anybody_is_back(patch: MonkeyPatch) -> None:
+    def broken(step: Decide, tally: Tally, notes: Notes, now: float, attempt: str) -> tuple[Step, Notes]:
+        if tally.returned:
+            tally.holding.clear()
+        return step(tally, notes, now, attempt)
+
+    deciding(patch, broken)
+
+
+@bug(two(low=1, leave=1), PROGRESS)
+def a_lost_member_is_never_counted(patch: MonkeyPatch) -> None:
+    """The round is held for ever."""
+
+    def broken(step: Decide, tally: Tally, notes: Notes, now: float, attempt: str) -> tuple[Step, Notes]:
+        return (Wait(), notes) if tally.lost else step(tally, notes, now, attempt)
+
+    deciding(patch, broken)
+
+
+def forming(patch: MonkeyPatch, change: Callable[[Tally, Form], Form]) -> None:
+    """Let rounds be changed before they are formed."""
+
+    def broken(step: Decide, tally: Tally, notes: Notes, now: float, attempt: str) -> tuple[Step, Notes]:
+        decision, notes = step(tally, notes, now, attempt)
+        return change(tally, decision) if isinstance(decision, Form) else decision, notes
+
+    deciding(patch, broken)
+
+
+@bug(two(), RANKS)
+def everybody_gets_rank_0(patch: MonkeyPatch) -> None:
+    forming(patch, lambda _, form: Form(form.head, {node: replace(seat, rank=0) for node, seat in form.seats.items()}))
+
+
+@bug(two(back=1), ROUNDS_GROW)
+def the_next_round_has_the_number_of_the_last(patch: MonkeyPatch) -> None:
+    def change(tally: Tally, form: Form) -> Form:
+        round = tally.head.round
+        seats = {node: replace(seat, round=round) for node, seat in form.seats.items()}
+        return Form(replace(form.head, round=round), seats) if round else form
+
+    forming(patch, change)
+
+
+@bug(two(), SIZE)
+def a_round_forms_with_one_node_less_than_min(patch: MonkeyPatch) -> None:
+    def broken(step: Decide, tally: Tally, notes: Notes, now: float, attempt: str) -> tuple[Step, Notes]:
+        head, settings = tally.head, tally.head.settings
+        tally.head = replace(head, settings=replace(settings, min_nodes=settings.min_nodes - 1))
+        decision, notes = step(tally, notes, now, attempt)
+        tally.head = head
+        if not isinstance(decision, Wait):
+            decision = replace(decision, head=replace(decision.head, settings=settings))
+        return decision, notes
+
+    deciding(patch, broken)
+
+
+@bug(two(wipe=1), ONE_WORLD)
+def what_nodes_remember_of_rounds_is_forgotten(patch: MonkeyPatch) -> None:
+    """The next round is one more than the head's; after a loss of the store, round 1 again."""
+
+    def broken(step: Decide, tally: Tally, notes: Notes, now: float, attempt: str) -> tuple[Step, Notes]:
+        records = [(node, replace(record, last=None), order) for node, (record, order) in tally.records.items()]
+        return step(tally_of(tally.head, tally.seats, records), notes, now, attempt)
+
+    deciding(patch, broken)
+
+
+# In which order a coordinator reads
+
+
+@bug(two(late=1), AT_THE_BARRIER)
+def taking_over_reads_the_seats_before_the_head(patch: MonkeyPatch) -> None:
+    """So they may be those of the round before."""
+    look = Duty.look
+
+    def broken(self: Duty, seen: Seen) -> None:
+        if self.unread is Read.ROSTER and not self.script and seen.head is not None and seen.state is not None:
+            if seen.post == self._post:
+                self.state, self.tally = seen.state, Tally(seen.head, self.tally.seats)
+        else:
+            look(self, seen)
+
+    patch.setattr(Duty, "look", broken)
+
+
+@bug(two(late=1), AT_THE_BARRIER)
+def a_head_of_another_round_is_adopted_with_the_old_seats_and_roster(patch: MonkeyPatch) -> None:
+    look = Duty.look
+
+    def broken(self: Duty, seen: Seen) -> None:
+        if self.unread is None and not self.script and seen.head is not None and seen.state is not None:
+            self.state, self.tally.head = seen.state, seen.head
+        look(self, seen)
+
+    patch.setattr(Duty, "look", broken)
+
+
+# What nodes read
+
+
+@bug(two(max_writes=3), ONE_WORLD)
+def a_node_takes_a_seat_before_the_head_names_its_attempt(patch: MonkeyPatch) -> None:
+    admit = rules.admit
+
+    def broken(head: Head | None, seat: Seat | None, arrival: str, settings: Settings, last: Last | None) -> Admission:
+        if head is not None and head.closed is None and seat is not None and seat.arrival == arrival:
+            return Joined(seat.round, seat.rank, head.size, head.token or ("", 0))
+        return admit(head, seat, arrival, settings, last)
+
+    patch.setattr(rules, "admit", broken)
+
+
+@bug(two(leave=1), AT_THE_BARRIER)
+def a_node_takes_a_seat_that_was_given_to_an_earlier_arrival_of_it(patch: MonkeyPatch) -> None:
+    admit = rules.admit
+
+    def broken(head: Head | None, seat: Seat | None, arrival: str, settings: Settings, last: Last | None) -> Admission:
+        return admit(head, seat, arrival if seat is None else seat.arrival, settings, last)
+
+    patch.setattr(rules, "admit", broken)
+
+
+@bug(two(low=1, expire=1), TOLD)
+def a_member_does_not_see_that_the_head_is_of_another_round(patch: MonkeyPatch) -> None:
+    change_of = rules.change_of
+
+    def broken(head: Head | None, held: Joined) -> Change | None:
+        change = change_of(head, held)
+        return None if change is Change.EVICTED else change
+
+    patch.setattr(rules, "change_of", broken)
+
+
+# What the store does
+
+
+@bug(two(expire=1), NO_GHOST)
+def the_store_takes_a_record_whose_session_has_ended(patch: MonkeyPatch) -> type[Protocol]:
+    class Ghosts(Protocol):
+        def accepts_put(self, open: bool) -> bool:
+            return True
+
+    return Ghosts
+
+
+@bug(two(crash=1), HERE)
+def a_session_that_ends_takes_along_what_a_newer_one_wrote(patch: MonkeyPatch) -> type[Protocol]:
+    class Greedy(Protocol):
+        def goes_with(self, row: RecordRow, session: int) -> bool:
+            return True
+
+    return Greedy
+
+
+def find(name: str, patch: MonkeyPatch) -> Result:
+    plant, config, _ = BUGS[name]
+    return explore(config, plant(patch) or Protocol)
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_caught(name: str, monkeypatch: MonkeyPatch) -> None:
+    result = find(name, monkeypatch)
+    print(f"{name}: {result}")
+    assert result.broken is not None, f"{name} was not caught in {result.states} states"
+    assert result.broken.check == BUGS[name].caught_by, str(result)
+
+
+def test_every_check_catches_a_bug() -> None:
+    assert {bug.caught_by for bug in BUGS.values()} == set(CHECKS)
+
+
+@pytest.mark.parametrize("config", {bug.config: None for bug in BUGS.values() if bug.config.nodes == 2}, ids=str)
+def test_the_unbroken_protocol_passes_where_bugs_are_caught(config: Config) -> None:
+    result = explore(config)
+    assert result.broken is None, str(result)
+
+
+def test_a_broken_check_comes_with_the_shortest_way_to_it_in_words(monkeypatch: MonkeyPatch) -> None:
+    broken = find("the_head_is_sent_before_the_last_batch_has_won", monkeypatch).broken
+    assert broken is not None
+    assert str(broken).splitlines() == [
+        "'ranks are exactly 0 to size - 1' does not hold: round 1 of size 2 has the ranks [0]",
+        "   1. n0 comes",
+        "   2. n1 comes",
+        "   3. n0 has its record put",
+        "   4. n1 has its record put",
+        "   5. n0 takes the post",
+        "   6. n0 begins to coordinate and reads the head",
+        "   7. n0 reads the seats",
+        "   8. n0 reads the roster",
+        "   9. n0 begins an attempt",
+        "  10. n0 writes a batch of seats",
+        "  11. n0 writes the head that counts the seats",
+    ]
