@@ -93,20 +93,8 @@ SURROUNDINGS = (
 )
 """Of those, the ones that each leg of CI runs beside the fast tests."""
 
-NOT_ON_UVLOOP = (
-    "backends/tcp/test_client.py",
-    "backends/tcp/test_conformance_tcp.py",
-    "testing/test_proxy.py",
-)
-"""These cut connections with the ``Proxy``, which hands its sockets to the loop: on uvloop descriptors get mixed up."""
-
 TOGETHER = "etcd3"
 """The tests with this fixture stay on one worker: it is three processes."""
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if ON_UVLOOP:  # it closes the descriptor of a socket that it was given, and the socket complains
-        config.addinivalue_line("filterwarnings", r"ignore:unclosed <socket.socket \[closed\]:ResourceWarning")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -135,8 +123,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.integration)
         if place_in(SURROUNDINGS, item) < len(SURROUNDINGS):
             item.add_marker(pytest.mark.surroundings)
-        if ON_UVLOOP and place_in(NOT_ON_UVLOOP, item) < len(NOT_ON_UVLOOP):
-            item.add_marker(pytest.mark.skip(reason="the proxy needs asyncio's own loop"))
     yield
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: place_in(INTEGRATION, item))

@@ -158,26 +158,24 @@ class Proxy:
             if self.refusing:
                 _reset(near)
                 continue
-            far = socket.socket(socket.AF_INET6 if ":" in self._server[0] else socket.AF_INET)
-            far.setblocking(False)
+            pair = _Pair(self)
             try:
-                await loop.sock_connect(far, self._server)
-                if far.getsockname() == far.getpeername():
+                far, _ = await loop.create_connection(lambda pair=pair: pair.flows["to_client"], *self._server)  # type: ignore[misc]
+                if far.get_extra_info("sockname") == far.get_extra_info("peername"):
                     # The server is down and the system has picked its port for this socket, which is now connected
                     # to itself and would keep the server from coming back.
+                    far.abort()
                     raise ConnectionRefusedError
             except OSError:
-                far.close()
                 _reset(near)
                 continue
             except BaseException:
-                far.close()
                 near.close()
                 raise
-            pair = _Pair(self)
             self._pairs.add(pair)
-            await loop.create_connection(lambda pair=pair: pair.flows["to_server"], sock=near)  # type: ignore[misc]
-            await loop.create_connection(lambda pair=pair: pair.flows["to_client"], sock=far)  # type: ignore[misc]
+            await loop.connect_accepted_socket(lambda pair=pair: pair.flows["to_server"], near)  # type: ignore[misc]
+            if pair.flows["to_client"].is_lost:
+                pair.cut()
             pair.update()
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from rendezvous_async.settings import format_address
 
-__all__ = ["Address", "host_of", "listen_on", "open_socket", "resolve", "watch_for_dead_peer"]
+__all__ = ["Address", "host_of", "listen_on", "resolve", "watch_for_dead_peer"]
 
 BACKLOG = 4096
 _PORT_TRIES = 20
@@ -53,6 +53,11 @@ class Address(msgspec.Struct, frozen=True, order=True):
             return (self.host, self.port, self.flow, self.zone)
         return (self.host, self.port)
 
+    @property
+    def numeric_host(self) -> str:
+        """The host as one text, with the zone of a link-local address."""
+        return f"{self.host}%{self.zone}" if self.zone and "%" not in self.host else self.host
+
     def is_local(self) -> bool:
         """Tell whether this machine has the address, by trying to bind it."""
         try:
@@ -80,14 +85,6 @@ async def resolve(host: str, port: int) -> list[Address]:
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     addresses = [Address(str(where[0]), int(where[1]), *(int(part) for part in where[2:4])) for *_, where in found]
     return list(dict.fromkeys(addresses))
-
-
-def open_socket(address: Address) -> socket.socket:
-    """Return a TCP socket for an address, on which asyncio will disable Nagle's algorithm.
-
-    asyncio does so only if the protocol is given explicitly; otherwise an answer can wait 40 ms for an acknowledgement.
-    """
-    return socket.socket(address.family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
 
 
 def listen_on(addresses: Sequence[Address]) -> list[socket.socket]:
@@ -135,7 +132,8 @@ def _listen_once(addresses: Sequence[Address]) -> list[socket.socket]:
 
 
 def _listen(address: Address) -> socket.socket:
-    sock = open_socket(address)
+    # With the protocol given, or asyncio would not disable Nagle's algorithm, and answers could wait 40 ms.
+    sock = socket.socket(address.family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         # Otherwise a restarted server would have to wait for old connections in TIME_WAIT. Two servers still cannot
         # listen at once, but two may *bind* at once, so listen() decides between racing hosts.

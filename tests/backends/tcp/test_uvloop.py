@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+import gc
+import os
+import socket
+import tempfile
+from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
 import anyio
@@ -13,6 +17,8 @@ import rendezvous_async as rdzv
 from rendezvous_async.aio.deadline import Deadline
 from rendezvous_async.backends.base import Put
 from rendezvous_async.backends.tcp import wire
+from rendezvous_async.backends.tcp.client.dialing import Dialer, DialError
+from rendezvous_async.backends.tcp.client.link import Link
 from rendezvous_async.backends.tcp.server import requests
 from rendezvous_async.backends.tcp.server.limits import Limits
 from rendezvous_async.errors import RendezvousConnectionError
@@ -91,3 +97,32 @@ def test_a_silent_tls_handshake_has_an_end_on_uvloop(certificates: Certificates)
             await eventually(lambda: server.connections == 0)
 
     uvloop.run(wait())
+
+
+async def be_reset(times: int) -> None:
+    """Dial a server that resets connections at once, and close no descriptor that belongs to somebody else by then."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(5)
+
+        def reset() -> None:
+            for _ in range(times):
+                caller, _ = listener.accept()
+                caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                caller.close()
+
+        resetting = asyncio.get_running_loop().run_in_executor(None, reset)
+        dialer = Dialer("127.0.0.1", listener.getsockname()[1])
+        for _ in range(times):
+            with pytest.raises(DialError):
+                await dialer.dial(lambda: Link(wire.Hello((2,), "client", 1, 0, b"", ""), None, lambda _: None))
+        await resetting
+    with ExitStack() as files:
+        mine = [files.enter_context(tempfile.TemporaryFile()) for _ in range(times)]
+        gc.collect()
+        for file in mine:
+            os.fstat(file.fileno())
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_peer_that_resets_at_once_costs_nobody_a_descriptor() -> None:
+    uvloop.run(be_reset(300))

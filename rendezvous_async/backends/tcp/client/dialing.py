@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import random
-import socket
 import ssl
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from rendezvous_async.backends.tcp.addresses import Address, open_socket, resolve
+from rendezvous_async.backends.tcp.addresses import Address, resolve
 from rendezvous_async.backends.tcp.client.link import HttpAnswersError, Link, RefusedError, describe
 from rendezvous_async.settings import format_address
 
@@ -144,29 +145,27 @@ class Dialer:
         raise DialError(f"{self} {problem}", definite=definite, final=final, refused=refused, causes=causes)
 
     async def _try(self, address: Address, make_link: Callable[[], Link]) -> Link:
-        loop = asyncio.get_running_loop()
-        sock = open_socket(address)
         link = make_link()
+        greeter = link if self._tls is None else asyncio.Protocol()
         try:
             async with asyncio.timeout(ATTEMPT_SECONDS):
-                sock.setblocking(False)
-                await loop.sock_connect(sock, address.socket_address)
-            await self._shake_hands(sock, link)
+                # Not with a socket of ours: uvloop forgets who owns it if the peer resets it at once, and then the
+                # descriptor is closed twice, the second time under somebody else's file.
+                transport, _ = await asyncio.get_running_loop().create_connection(
+                    lambda: greeter, address.numeric_host, address.port, family=address.family
+                )
+            await self._shake_hands(transport, link)
         except BaseException:
             link.abort()
-            sock.close()
             raise
         return link
 
-    async def _shake_hands(self, sock: socket.socket, link: Link) -> None:
+    async def _shake_hands(self, transport: asyncio.Transport, link: Link) -> None:
         """Wait for the server's welcome; after a timeout, the next attempt waits longer."""
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._patience):
-                if self._tls is None:
-                    await loop.create_connection(lambda: link, sock=sock)
-                else:
-                    await loop.create_connection(lambda: link, sock=sock, ssl=self._tls, server_hostname=self.host)
+                if self._tls is not None:
+                    link.connection_made(await self._encrypt(transport, link, self._tls))
                 await link.welcomed
         except TimeoutError:
             self._patience = min(2 * self._patience, LONGEST_ATTEMPT)
@@ -176,3 +175,14 @@ class Dialer:
             if isinstance(link.why, HttpAnswersError):
                 raise link.why from None
             raise
+
+    async def _encrypt(self, transport: asyncio.Transport, link: Link, tls: ssl.SSLContext) -> asyncio.Transport:
+        if transport.is_closing():  # the TLS handshake would wait for it until the timeout
+            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+        try:
+            encrypted = await asyncio.get_running_loop().start_tls(transport, link, tls, server_hostname=self.host)
+        except BaseException:
+            transport.abort()
+            raise
+        assert encrypted is not None
+        return encrypted
