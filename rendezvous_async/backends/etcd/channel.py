@@ -26,6 +26,7 @@ from rendezvous_async.aio import clock
 from rendezvous_async.backends.driver import closed_error
 from rendezvous_async.backends.etcd.calls import Calls
 from rendezvous_async.backends.etcd.copies import Copies
+from rendezvous_async.backends.etcd.exits import note_channel
 from rendezvous_async.backends.etcd.faults import (
     EtcdFault,
     EtcdRefusedError,
@@ -119,11 +120,14 @@ class ClusterMember:
             )
             for stub in (rpc.KVStub, rpc.LeaseStub, rpc.WatchStub, rpc.AuthStub, rpc.MaintenanceStub):
                 self._methods.update(vars(stub(self._channel)))
+            note_channel(self._channel)
         return self._methods[name]
 
     async def aclose(self) -> None:
         if self._channel is not None:
             await self._channel.close()
+            self._channel = None
+            self._methods.clear()
 
 
 class ClusterClient:
