@@ -23,7 +23,7 @@ class Candidate(msgspec.Struct, frozen=True):
         node: Its id.
         order: The revision of its arrival: smaller came first.
         rank: Its rank in the last round, if it held it.
-        address: What it says other members reach it at.
+        address: Where other members reach it, by its own account.
         labels: What it says about itself.
     """
 

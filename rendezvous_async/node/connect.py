@@ -32,7 +32,7 @@ __all__ = ["connect"]
 
 SHORTEST_INTERVAL = 0.001
 LONGEST_TTL = 86_400
-"""Seconds between keep-alives at least, and seconds without one until a node counts as lost at most."""
+"""The least seconds between keep-alives, and the most seconds without one until a node counts as lost."""
 
 
 def connect(
@@ -145,7 +145,7 @@ def _check_types(*, timeouts: object, backend: object, rng: object) -> None:
 
 
 def _check_labels(labels: object) -> dict[str, str]:
-    """Return the labels: texts by name."""
+    """Return the labels; raise ValueError unless names and values are texts."""
     if labels is None:
         return {}
     if not isinstance(labels, Mapping):

@@ -228,7 +228,7 @@ class Store:
             self._passed.pop(each, None)
 
     def _over(self, here: Mapping[str, bytes]) -> list[str]:
-        """Return the barriers that all members have reported to have passed, with the reports in ``here``."""
+        """Return the barriers that all members have reported as passed, with the reports in ``here``."""
         for key, told in here.items():
             for barrier in told.decode("ascii", "replace").split("/"):
                 if barrier in self._telling:
