@@ -190,9 +190,9 @@ class UntilChanged:
         self._stack = ExitStack()
 
     async def __aenter__(self) -> UntilChanged:
-        self._stack.enter_context(self._changed.calling(self._look))
+        self._stack.enter_context(self._changed.calling(self._cancel_if_changed))
         self._stack.enter_context(self._scope)
-        self._look()
+        self._cancel_if_changed()
         return self
 
     async def __aexit__(
@@ -203,7 +203,7 @@ class UntilChanged:
             self.change = self._ending() or self._cause  # A node that waited may have left since.
         return swallow
 
-    def _look(self) -> None:
+    def _cancel_if_changed(self) -> None:
         change = self._ending()
         if change is not None:
             self._cause = change
