@@ -103,7 +103,7 @@ def next_step(
 
     Args:
         presence: What it knows of itself.
-        record: What it arrives with.
+        record: The record that it arrives with.
         seen: What it sees of the run.
         standing: What stands at its key.
         others: The other nodes, if they were just read.

@@ -57,7 +57,7 @@ def connect(
 
     Args:
         endpoint: Where the run's state lives, for example ``tcp://head:29400``.
-        run_id: Which run; nodes with the same run id meet.
+        run_id: The run's id; nodes with the same run id meet.
         nodes: How many: a count, ``"min:max"`` or ``(min, max)``.
         timeouts: How long to wait for what.
         keep_alive_interval: Seconds between keep-alives.

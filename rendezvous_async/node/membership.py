@@ -101,7 +101,7 @@ class Membership:
             backend: The run's.
             who: This node.
             start: Starts the owner's tasks.
-            record: What to put.
+            record: The record to put.
             deadline: When to give up.
             was_here: Whether this node had a record in an earlier session; see ``Presence``.
 

@@ -51,7 +51,7 @@ class Rendezvous:
     """A node's place in a run; made by ``connect``, used as an async context manager.
 
     Attributes:
-        run_id: Which run.
+        run_id: The run's id.
         node: This node's id.
         settings: The settings that this node wants for the run.
         world: The world of the last ``join()``; None before the first.
@@ -163,7 +163,7 @@ class Rendezvous:
             supervisor.membership.view.following.learn([state])
 
     async def evict(self, node: str) -> bool:
-        """Throw another node out; it learns that it is out, and may join again. False if it is not here."""
+        """Remove another node; it learns that it is out, and may join again. False if it is not here."""
         supervisor = await self._entered()
         with answer_within(self._who.timeouts.close, f"evict node {node!r}"):
             return await evict_node(await supervisor.open_backend(), node)

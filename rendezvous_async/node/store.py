@@ -31,10 +31,10 @@ class Store:
 
     Args:
         backend: The run's.
-        round: Whose store it is.
+        round: The round's number.
         token: The round's fencing token.
-        rank: Of this member, for barriers.
-        size: Of the world, for barriers.
+        rank: This member's rank, for barriers.
+        size: The size of the world, for barriers.
         check: Raises if this node is out.
         news: Fires when that may have changed, so that a wait can end.
         call_timeout: For one call to the backend; a node that waits longer is out anyway.

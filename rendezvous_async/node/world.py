@@ -41,7 +41,7 @@ class World:
     """A round that this node holds.
 
     Attributes:
-        run_id: Whose round it is.
+        run_id: The run's id.
         node: This node's id.
         round: The round's number; it only grows.
         rank: This node's place, 0 to ``size - 1``.
