@@ -73,7 +73,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "core/rules.py",
         "        return Shut(head.closed, spare)",
         "        return Pending(spare)",
-        "who waits at the barrier is not told of a close",
+        "a node at the barrier is not told of a close",
         "tests/node/test_join.py::test_closing_ends_every_join_and_every_world_for_good",
     ),
     Mutation(
