@@ -1,6 +1,6 @@
 """Who gets which rank: three policies, each a plain function of the candidates.
 
-``sticky`` (the default) moves as few nodes as it can and gives rank 0 to somebody who was there before. ``sorted`` is
+``sticky`` (the default) moves as few nodes as it can and gives rank 0 to a survivor, if there is one. ``sorted`` is
 the classic order, by address and node id as text. ``label:<name>`` gives nodes with equal labels contiguous ranks, for
 example ``label:rack``, sticky inside.
 """

@@ -47,7 +47,7 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[
 
 
 def get_socket_with_port() -> socket.socket:
-    """Return a socket that listens on a free port of localhost; close it before somebody else uses the port."""
+    """Return a socket that listens on a free port of localhost; close it before another process uses the port."""
     problem: OSError | None = None
     for family, kind, protocol, _, _ in socket.getaddrinfo("localhost", None, type=socket.SOCK_STREAM):
         sock = socket.socket(family, kind, protocol)

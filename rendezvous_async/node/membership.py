@@ -214,7 +214,7 @@ class Membership:
             self._who.events.emit(EventKind.ARRIVED, round, record.arrival)
 
     async def _put(self, transaction: Transaction, deadline: Deadline) -> None:
-        """Send the transaction of an arrival; if somebody was faster, the view has the news."""
+        """Send the transaction of an arrival; if another node was faster, the view has the news."""
         writes, when = writes_of(transaction, self.session.id), conditions_of(transaction)
         step = self._who.step(deadline, transaction.what)
         self.view.following.learn(news_of(writes, await self._backend.commit(*writes, when=when, deadline=step)))

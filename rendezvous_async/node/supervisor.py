@@ -214,7 +214,7 @@ class Supervisor:
             self._unended.append(self.membership)
             self.membership = None
         for membership in tuple(self._unended):
-            if await membership.end(level) and membership in self._unended:  # Somebody else may have done the same.
+            if await membership.end(level) and membership in self._unended:  # Another task may have done so.
                 self._unended.remove(membership)
 
     def _left(self) -> RendezvousError:

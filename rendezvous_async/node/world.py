@@ -88,8 +88,8 @@ class World:
     async def changed(self, *changes: Change) -> Change:
         """Wait until something has happened to this world, and say what; at once if it already has.
 
-        ``CLOSED`` (somebody ended the run) beats ``EVICTED`` (this node is out of the round) beats ``MEMBER_LOST``
-        beats ``NODES_WAITING`` (somebody is at the barrier). After the last three, ``join()`` again.
+        ``CLOSED`` (the run is over) beats ``EVICTED`` (this node is out of the round) beats ``MEMBER_LOST`` beats
+        ``NODES_WAITING`` (other nodes are at the barrier). After the last three, ``join()`` again.
 
         Args:
             *changes: Wait for one of these, by default for any. Each counts as soon as it is true, also while a more
