@@ -84,11 +84,11 @@ async def close_run(backend: Backend, reason: str, by: str, settings: Settings |
         settings: The settings of the head that is created if the run has none yet.
 
     Raises:
-        ValueError: The reason is no text, or too long for a record; nothing was written.
+        ValueError: The reason is not a string, or too long for a record; nothing was written.
         RendezvousVersionError: The run is of a newer version, which alone may write its head; nothing was written.
     """
     if not isinstance(reason, str):
-        raise ValueError(f"reason must be a text, not {reason!r}")
+        raise ValueError(f"reason must be a string, not {reason!r}")
     closed = Closed(reason, by)
     entry = await backend.get(STATE)
     while True:

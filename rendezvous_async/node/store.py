@@ -313,5 +313,5 @@ def _bytes(value: bytes | str) -> bytes:
     if isinstance(value, str):
         return value.encode()
     if not isinstance(value, bytes | bytearray | memoryview):
-        raise TypeError(f"a value must be bytes or a text, not {value!r}")
+        raise TypeError(f"a value must be bytes or a string, not {value!r}")
     return bytes(value)
