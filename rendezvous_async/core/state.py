@@ -114,7 +114,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         arrival: A fresh id for each call of ``join()``; all ids of one ``Rendezvous`` share a prefix.
-        fingerprint: Of the node's settings; a node with others is no candidate.
+        fingerprint: Of the node's settings; a node with others is not a candidate.
         last: What it held before, if anything.
         address: How other members reach it; free text.
         labels: What it says about itself, for example its rack.
