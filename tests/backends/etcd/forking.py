@@ -63,8 +63,16 @@ def apart(work: Callable[[], None]) -> None:
 
 
 async def use(endpoint: str) -> None:
+    """Do everything that needs a call or a stream."""
     async with open_backend(endpoint, run_id="child") as backend:
-        await backend.commit(Put("a", b"1"))
+        session = await backend.open_session(60)
+        await session.keep_alive()
+        async with backend.watch("b") as watch:
+            await anext(watch)
+            await backend.commit(Put("b", b"1", session.id))
+            assert [entry.value for entry in (await anext(watch)).entries] == [b"1"]
+            await session.end()
+            assert [entry.value for entry in (await anext(watch)).entries] == [None]
 
 
 async def fork_in_loop(endpoint: str) -> None:
