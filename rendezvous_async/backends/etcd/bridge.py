@@ -108,7 +108,7 @@ class Bridge(asyncio.Protocol):
                 path = os.pathsep.join(entry for entry in sys.path if entry)
                 self._process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-m", PROGRAM),
-                    stdin=theirs,
+                    stdin=theirs.fileno(),
                     env=os.environ | {"PYTHONPATH": path},
                     start_new_session=True,
                 )
@@ -136,7 +136,8 @@ class Bridge(asyncio.Protocol):
                 return data
             case ["error", str(code), str(details)]:
                 raise failure(code, details)
-        return None
+            case _:
+                return None
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data

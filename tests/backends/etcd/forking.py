@@ -47,12 +47,12 @@ def rest() -> None:
 
 def apart(work: Callable[[], None]) -> None:
     """Do it in another thread, since this one has a running loop, and raise its error here."""
-    errors: list[RendezvousConnectionError] = []
+    errors: list[Exception] = []
 
     def run() -> None:
         try:
             work()
-        except RendezvousConnectionError as error:
+        except Exception as error:
             errors.append(error)
 
     thread = threading.Thread(target=run)
@@ -71,7 +71,7 @@ async def use(endpoint: str) -> None:
             await anext(watch)
             await backend.commit(Put("b", b"1", session.id))
             assert [entry.value for entry in (await anext(watch)).entries] == [b"1"]
-            await session.end()
+            await session.aclose()
             assert [entry.value for entry in (await anext(watch)).entries] == [None]
 
 
