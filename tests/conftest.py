@@ -40,7 +40,7 @@ if ON_UVLOOP:
 
 TESTS = Path(__file__).parent
 INTEGRATION = (
-    "testing/campaign/test_campaign.py",
+    "proof/test_campaign.py",
     "torchrun",
     "hostile/test_hogs.py",
     "proof/test_cycles.py",
@@ -56,7 +56,7 @@ INTEGRATION = (
     "backends/tcp/test_linearizable.py",
     "backends/tcp/test_durability.py",
     "backends/file/test_conformance.py",
-    "testing/campaign/test_stages.py",
+    "proof/test_campaign_stages.py",
     "proof/test_sagas.py",
     "test_surroundings.py",
     "test_sniffed.py",
