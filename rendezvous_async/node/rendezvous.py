@@ -154,7 +154,7 @@ class Rendezvous:
         """
         supervisor = await self._entered()
         self._who.events.emit(EventKind.CLOSING, detail=reason)
-        with answer_within(self._who.timeouts.close, f"close run {self.run_id!r}"):
+        with answer_within(self._who.timeouts.close, f"close run {self.run_id!r}", supervisor.trouble):
             backend = await supervisor.open_backend()
             await close_run(backend, reason, self.node, self.settings)
             state = await backend.get(STATE)
@@ -165,13 +165,13 @@ class Rendezvous:
     async def evict(self, node: str) -> bool:
         """Throw another node out; it learns that it is out, and may join again. False if it is not here."""
         supervisor = await self._entered()
-        with answer_within(self._who.timeouts.close, f"evict node {node!r}"):
+        with answer_within(self._who.timeouts.close, f"evict node {node!r}", supervisor.trouble):
             return await evict_node(await supervisor.open_backend(), node)
 
     async def status(self) -> Status:
         """Read how the run stands; ``str()`` of it explains itself."""
         supervisor = await self._entered()
-        with answer_within(self._who.timeouts.close, f"read the status of run {self.run_id!r}"):
+        with answer_within(self._who.timeouts.close, f"read the status of run {self.run_id!r}", supervisor.trouble):
             return await read_status(await supervisor.open_backend())
 
     def events(self) -> AsyncIterator[Event]:
@@ -277,7 +277,7 @@ class Rendezvous:
         status: Status | None = None
         if supervisor.backend is not None:
             try:
-                with answer_within(self._who.timeouts.heartbeat, "read the status"):
+                with answer_within(self._who.timeouts.heartbeat, "read the status", supervisor.trouble):
                     status = await read_status(supervisor.backend)
             except RendezvousError as error:
                 troubles = (*troubles, str(error))
