@@ -49,7 +49,7 @@ class Deadline(NamedTuple):
         """Return the deadline of one step: at most ``seconds`` from now, and never beyond this one.
 
         Raises:
-            RendezvousConnectionError: This one is over: the step is not to begin any more.
+            RendezvousConnectionError: This one is over, so the step must not begin.
         """
         now = clock.now()
         seconds = min(seconds, self.at - now)
@@ -58,7 +58,7 @@ class Deadline(NamedTuple):
         return Deadline(what, seconds, now + seconds)
 
     def error(self, why: str | None = None) -> RendezvousConnectionError:
-        """Return what to raise when no answer came: what was asked for may or may not have happened.
+        """Return the error for no answer in time; what was asked for may or may not have happened.
 
         Args:
             why: Why not, if that is known.

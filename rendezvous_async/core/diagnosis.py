@@ -41,7 +41,7 @@ class Present(msgspec.Struct, frozen=True):
         role: ``member`` holds the round, ``back`` has returned to the barrier, ``waiting`` is new, ``spare`` finds the
             world full, ``foreign`` came with other settings.
         rank: In the round, for its members.
-        address: What it says other members reach it at.
+        address: Where other members reach it, by its own account.
         displaced: The address of a live node with the same id whose place it took.
     """
 
@@ -166,7 +166,7 @@ def diagnose(
     records: Iterable[tuple[str, Node, int]],
     coordinator: str | None,
 ) -> Status:
-    """Return what is to be said about a run.
+    """Return the status of a run.
 
     Args:
         run_id: Which run.

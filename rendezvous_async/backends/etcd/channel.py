@@ -26,7 +26,6 @@ from rendezvous_async.backends.driver import closed_error
 from rendezvous_async.backends.etcd.bridge import Bridge, TlsFiles
 from rendezvous_async.backends.etcd.calls import Calls
 from rendezvous_async.backends.etcd.copies import Copies
-from rendezvous_async.backends.etcd.exits import note_channel
 from rendezvous_async.backends.etcd.faults import (
     EtcdFault,
     EtcdRefusedError,
@@ -101,7 +100,6 @@ class ClusterMember:
             self._channel = open_channel(target, self._tls) if self._bridge is None else self._bridge.channel(target)
             for stub in (rpc.KVStub, rpc.LeaseStub, rpc.WatchStub, rpc.AuthStub, rpc.MaintenanceStub):
                 self._methods.update(vars(stub(self._channel)))
-            note_channel(self._channel)
         return self._methods[name]
 
     async def aclose(self) -> None:

@@ -92,9 +92,9 @@ async def run_campaign(
     Args:
         backend: ``tcp``, ``hosted``, ``etcd``, ``file`` or ``cas``.
         seed: Of everything random.
-        minutes: After so many no act is begun any more.
+        minutes: No act begins after this many.
         first: The number of the first act; each act has a seed of its own, made of the campaign's and its number.
-        acts: Play no more than so many.
+        acts: How many acts to play at most.
         plan: How large an act is.
         keep: Where to put what an act with a breach has left; by default a new temporary folder.
         say: Told how far it is.

@@ -1,7 +1,7 @@
 """The TCP server as a stage: a process of its own, or hosted by whichever node or client finds nobody serving.
 
-Its process has a secret, so that every reconnection proves it anew; the hosted one has none. Both keep everything in a
-data directory, so that nothing acknowledged may be lost.
+Its process has a secret, which every reconnection proves again; the hosted one has none. Both keep everything in a data
+directory, so that nothing acknowledged may be lost.
 """
 
 from __future__ import annotations
