@@ -29,7 +29,8 @@ class Glance(NamedTuple):
     Attributes:
         closed: Who closed the run, and why; None while it is open.
         out: This node is out of the round.
-        pending: How many nodes wait for the next round, or were lost from this one.
+        pending: How many nodes wait for the next round, or were lost from this one; at least 1 if the run was scaled,
+            so that this round is too large.
     """
 
     closed: Closed | None
@@ -89,7 +90,8 @@ class World:
         """Wait until something has happened to this world, and say what; at once if it already has.
 
         ``CLOSED`` (somebody ended the run) beats ``EVICTED`` (this node is out of the round) beats ``MEMBER_LOST``
-        beats ``NODES_WAITING`` (somebody is at the barrier). After the last three, ``join()`` again.
+        beats ``RESIZED`` (the run was scaled, and this world is too large now) beats ``NODES_WAITING`` (somebody is at
+        the barrier). After the last four, ``join()`` again.
 
         Args:
             *changes: Wait for one of these, by default for any. Each counts as soon as it is true, also while a more
@@ -138,7 +140,7 @@ class World:
         head, membership = self._membership.view.head, self._membership
         change = change_of(head, self._joined)
         out = membership.error is not None or now >= membership.session.deadline
-        count = 0 if head is None else head.waiting + head.lost
+        count = 0 if head is None else max(head.waiting + head.lost, int(change is Change.RESIZED))
         return Glance(None if head is None else head.closed, out or change is Change.EVICTED, count)
 
     async def members(self) -> tuple[Member, ...]:

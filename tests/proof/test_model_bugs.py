@@ -240,13 +240,11 @@ def the_next_round_has_the_number_of_the_last(patch: MonkeyPatch) -> None:
 @bug(two(), SIZE)
 def a_round_forms_with_one_node_less_than_min(patch: MonkeyPatch) -> None:
     def broken(step: Decide, tally: Tally, notes: Notes, now: float, attempt: str) -> tuple[Step, Notes]:
-        head, settings = tally.head, tally.head.settings
-        tally.head = replace(head, settings=replace(settings, min_nodes=settings.min_nodes - 1))
-        decision, notes = step(tally, notes, now, attempt)
-        tally.head = head
-        if not isinstance(decision, Wait):
-            decision = replace(decision, head=replace(decision.head, settings=settings))
-        return decision, notes
+        shape, low = tally.shape, tally.head.settings.min_nodes
+        tally.shape = replace(shape, sizes=replace(shape.sizes, smallest=low - 1))
+        decided = step(tally, notes, now, attempt)
+        tally.shape = shape
+        return decided
 
     deciding(patch, broken)
 

@@ -234,7 +234,7 @@ def the_last_call_is_never_cancelled(patch: MonkeyPatch) -> None:
 @bug("size_within_bounds")
 def more_than_max_are_let_in(patch: MonkeyPatch) -> None:
     choose = ranks.choose
-    patch.setattr(rules, "choose", lambda candidates, places: choose(candidates, places + 1))
+    patch.setattr(rules, "choose", lambda candidates, shape: choose(candidates, shape.most + 1))
 
 
 @bug("members_are_accounted_for")
