@@ -18,7 +18,7 @@ from rendezvous_async.core.rules import Change, Joined, change_of, changes_of, f
 from rendezvous_async.core.state import SEATS, Closed, Member, Seat, node_of
 from rendezvous_async.errors import RendezvousError, RendezvousFencedError
 from rendezvous_async.node.membership import Membership
-from rendezvous_async.node.store import Store
+from rendezvous_async.node.store import DEFAULT_TIMEOUT, Store
 
 __all__ = ["Glance", "UntilChanged", "World"]
 
@@ -163,6 +163,16 @@ class World:
                 raise RendezvousFencedError(f"{self!r}: round {self.round} is over; join() again for the next one")
             self._members = tuple(sorted(members, key=lambda member: member.rank))
         return self._members
+
+    async def gather(self, value: bytes, timeout: float = DEFAULT_TIMEOUT) -> list[bytes]:
+        """Return everybody's small value, by rank, at once with a barrier; see ``Store.gather``.
+
+        Raises:
+            ValueError: The value is too large for a world of this size.
+            RendezvousTimeoutError: Some did not come in time; the text names their ranks.
+            RendezvousFencedError: The round is over.
+        """
+        return await self.store.gather(value, timeout)
 
     def check(self) -> None:
         """Raise if this node is out of the round, as far as it knows and by its own clock.
