@@ -60,7 +60,13 @@ def rescaled(head: Head, nodes: int | str | tuple[int, int] | list[int] | None, 
     if (settings, target) == (old, head.target):
         return head
     return msgspec.structs.replace(
-        head, settings=settings, target=target, origin=head.fingerprint, generation=head.generation + 1
+        head,
+        settings=settings,
+        target=target,
+        origin=head.fingerprint,
+        generation=head.generation + 1,
+        waiting=head.returned,  # What newcomers count for now, the coordinator says: nobody restarts for the old count.
+        held_back=0,
     ).requiring_its_features()
 
 
