@@ -187,7 +187,7 @@ def test_domains_of_several_sizes_stay_where_they_can() -> None:
 def test_a_domain_without_a_size_of_its_own_is_contiguous_too() -> None:
     assert laid_out(domains(a="0", b="123", c="4"), per_domain=1) == "ABBBC"
     assert laid_out(domains(a="02", b="13"), per_domain=1) == "AabB"
-    assert laid_out(domains(a="0", b="23.", c="4"), per_domain=1) == "AbBBC"
+    assert laid_out(domains(a="0", b="23.", c="4"), per_domain=1) == "AcBBb"
 
 
 # For any roster
