@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from rendezvous_async.backends.tcp import serve
     from rendezvous_async.core.diagnosis import Status
     from rendezvous_async.core.rules import Change
+    from rendezvous_async.core.spec import Spec
     from rendezvous_async.core.state import Member
     from rendezvous_async.errors import (
         RendezvousClosedError,
@@ -103,6 +104,7 @@ __all__ = [
     "Session",
     "Settings",
     "Sink",
+    "Spec",
     "Status",
     "Store",
     "Subscription",
@@ -119,7 +121,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = (
-    *("errors", "settings", "aio.deadline", "core.state", "core.rules", "core.diagnosis"),
+    *("errors", "settings", "aio.deadline", "core.state", "core.rules", "core.spec", "core.diagnosis"),
     *("backends.base", "backends", "node.events", "node.store", "node.world", "node.rendezvous", "node.connect"),
     "backends.tcp",
 )

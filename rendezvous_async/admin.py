@@ -1,8 +1,8 @@
-"""What anybody with access to the backend can do to a run, member or not: look, close, evict, purge."""
+"""What anybody with access to the backend can do to a run, member or not: look, scale, close, evict, purge."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import msgspec
@@ -11,6 +11,7 @@ from rendezvous_async.backends.base import Backend, Condition, Delete, Entry, Pu
 from rendezvous_async.core.codec import decode, encode
 from rendezvous_async.core.diagnosis import Status, diagnose
 from rendezvous_async.core.features import check_features
+from rendezvous_async.core.spec import Spec, let_in, rescaled, spec_of
 from rendezvous_async.core.state import (
     COORDINATOR,
     NODES,
@@ -24,10 +25,19 @@ from rendezvous_async.core.state import (
     node_key,
     node_of,
 )
-from rendezvous_async.errors import RendezvousStateError, RendezvousVersionError
+from rendezvous_async.errors import RendezvousClosedError, RendezvousStateError, RendezvousVersionError
 from rendezvous_async.settings import Settings
 
-__all__ = ["close_run", "evict_node", "purge_run", "read_head", "read_status", "status_of"]
+__all__ = [
+    "close_run",
+    "evict_node",
+    "let_newcomers_in",
+    "purge_run",
+    "read_head",
+    "read_status",
+    "scale_run",
+    "status_of",
+]
 
 R = TypeVar("R", Node, Post, Seat)
 
@@ -107,6 +117,58 @@ async def close_run(backend: Backend, reason: str, by: str, settings: Settings |
         commit = await backend.commit(put, when=[Condition(STATE, None if entry is None else entry.token)])
         if commit.won:
             return closed
+        entry = commit.entry(STATE)
+
+
+async def scale_run(
+    backend: Backend, nodes: int | str | tuple[int, int] | list[int] | None = None, target: int | None = None
+) -> Spec:
+    """Change the sizes that worlds of the run may have, or the target, while it runs; return what holds then.
+
+    Nodes that were started with the old sizes still match. A world that is too large now re-forms, and its last ranks
+    become spares; one that is too small is kept until a larger one can form.
+
+    Args:
+        backend: The run's.
+        nodes: The sizes, as ``connect`` takes them; None: they stay. With new sizes, the old target is over.
+        target: The size that no world shall exceed: it forms at once when it is reached. 0: no target any more.
+
+    Raises:
+        ValueError: Nothing is asked for, or no world can have these sizes or that target; nothing was written.
+        RendezvousClosedError: The run is closed.
+        RendezvousStateError: There is no such run.
+        RendezvousVersionError: The run is of a newer version, which alone may write its head.
+    """
+    return spec_of(await _rewrite_head(backend, lambda head: rescaled(head, nodes, target)))
+
+
+async def let_newcomers_in(backend: Backend) -> None:
+    """Let the newcomers in who are held back, see ``Timeouts.grow``; it does nothing if there are none.
+
+    Raises:
+        RendezvousClosedError: The run is closed.
+        RendezvousStateError: There is no such run.
+        RendezvousVersionError: The run is of a newer version, which alone may write its head.
+    """
+    await _rewrite_head(backend, let_in)
+
+
+async def _rewrite_head(backend: Backend, change: Callable[[Head], Head]) -> Head:
+    """Change the head of an open run, and return what stands then; retries until nobody was faster."""
+    entry = await backend.get(STATE)
+    while True:
+        head = read_head(entry)
+        if entry is None or head is None:
+            raise RendezvousStateError(f"there is no run {backend.run_id!r} here: nobody has joined it yet")
+        if head.closed is not None:
+            raise RendezvousClosedError(head.closed.reason, head.closed.by, run_id=backend.run_id)
+        check_features(head, backend.run_id)
+        changed = change(head)
+        if changed == head:
+            return head
+        commit = await backend.commit(Put(STATE, encode(changed)), when=[Condition(STATE, entry.token)])
+        if commit.won:
+            return changed
         entry = commit.entry(STATE)
 
 

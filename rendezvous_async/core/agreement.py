@@ -37,7 +37,7 @@ def prevailing(tally: Tally) -> str:
 
     Settings that cannot be read, since a newer version wrote them, never win.
     """
-    ours = tally.head.settings.fingerprint
+    ours = tally.head.fingerprint
     if not tally.rivals or is_settled(tally):
         return ours
     readable = [rival for rival in tally.rivals if settings_of(rival) is not None]

@@ -126,7 +126,7 @@ def next_step(
         return Wait() if stands and not presence.founds else arrival(presence, record, seen, standing)
     if head.closed is not None:
         raise RendezvousClosedError(head.closed.reason, head.closed.by, run_id=run_id)
-    if head.settings == presence.settings:
+    if head.accepts(presence.settings):
         return Here(head.round) if stands else arrival(presence, record, seen, standing)
     if others is None or others.head != head:
         return ReadOthers()
@@ -135,7 +135,7 @@ def next_step(
     if not is_patient or is_settled(others):
         count = others.live_members + len(others.newcomers)
         raise RendezvousSettingsError(
-            f"run {run_id!r} has the settings {head.settings.fingerprint!r}, like {counted(count, 'other node')} here, "
+            f"run {run_id!r} has the settings {head.fingerprint!r}, like {counted(count, 'other node')} here, "
             f"but node {presence.node} has {presence.settings.fingerprint!r}: use the same nodes, ranks and timeouts "
             "on all nodes, or another run id"
         )
@@ -163,13 +163,13 @@ def arrival(
     writes = [Save(key, encode(record), leased=True)]
     when: dict[str, Stamp | None] = {key: None if standing is None else standing.stamp}
     if head is None and presence.founds:
-        head = Head(settings=settings)
+        head = Head(settings=settings).requiring_its_features()
     elif head is not None and replaces:
         head = head.under(settings)
     if head is not None and head is not seen.head:
         writes.append(Save(STATE, encode(head)))
         when[STATE] = seen.state
-    if presence.founds and head is not None and head.settings == settings and seen.post is None:
+    if presence.founds and head is not None and head.accepts(settings) and seen.post is None:
         writes.append(claim(presence.node))
         when[COORDINATOR] = None
     return Transaction("arrive", tuple(writes), when)

@@ -144,7 +144,7 @@ class Duty:
             return
         if seen.post != self._post:
             self.reason = "another node has the post"
-        elif seen.head is None or seen.state is None or seen.head.settings != self._settings:
+        elif seen.head is None or seen.state is None or not seen.head.accepts(self._settings):
             self.reason = "the run's state is gone, or of other settings"
         elif self.unread is Read.HEAD or seen.head.attempt != self.tally.head.attempt:
             self.state, self.tally, self.unread = seen.state, Tally(seen.head, {}), Read.SEATS
@@ -223,7 +223,7 @@ class Duty:
             case Rewrite(head):
                 self.tally.follow(head)
             case HandOver(head):
-                self.reason = f"more nodes agree on {head.settings.fingerprint!r}"
+                self.reason = f"more nodes agree on {head.fingerprint!r}"
             case Form(head, seats):
                 before, self._forming = self.tally, None
                 self.tally = before.succeeded_by(head.stamped(stamp), seats)

@@ -50,7 +50,11 @@ def get_socket_with_port() -> socket.socket:
     """Return a socket that listens on a free port of localhost; close it before another process uses the port."""
     problem: OSError | None = None
     for family, kind, protocol, _, _ in socket.getaddrinfo("localhost", None, type=socket.SOCK_STREAM):
-        sock = socket.socket(family, kind, protocol)
+        try:
+            sock = socket.socket(family, kind, protocol)
+        except OSError as error:  # The system has no IPv6, and localhost does.
+            problem = error
+            continue
         try:
             sock.bind(("localhost", 0))
             sock.listen(0)

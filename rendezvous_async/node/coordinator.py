@@ -47,7 +47,7 @@ def _may_campaign(view: View, settings: Settings) -> bool:
     """Tell whether the post is vacant, and the run is open and has these settings."""
     head = view.head
     vacant = view.loaded and view.entry(COORDINATOR) is None
-    return vacant and head is not None and head.closed is None and head.settings == settings
+    return vacant and head is not None and head.closed is None and head.accepts(settings)
 
 
 class Coordinator:

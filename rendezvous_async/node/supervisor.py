@@ -160,6 +160,10 @@ class Supervisor:
         finally:
             self._pending.remove(done)
 
+    def trouble(self) -> str | None:
+        """Return why the backend cannot be reached now, if that is known."""
+        return None if self.backend is None else self.backend.trouble
+
     async def open_backend(self) -> Backend:
         """Return the backend; open it if this is the first time.
 

@@ -11,11 +11,12 @@ import hashlib
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import anyio
 import msgspec
 
-from rendezvous_async.errors import RendezvousConnectionError
+from rendezvous_async.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousStateError
 from rendezvous_async.settings import Timeouts
 from rendezvous_async.testing.checks import check
 from rendezvous_async.testing.cluster import Cluster, NotSettledError
@@ -24,10 +25,45 @@ from rendezvous_async.testing.loop.clock import run
 from rendezvous_async.testing.network import Faults
 from rendezvous_async.testing.programs import worker
 
-__all__ = ["Report", "Scenario", "close_by_one", "come_to_rest", "disturb", "mend", "scenario_of", "simulate"]
+__all__ = [
+    "Plan",
+    "Report",
+    "Scenario",
+    "close_by_one",
+    "come_to_rest",
+    "disturb",
+    "mend",
+    "plan_of",
+    "scale_by_one",
+    "scenario_of",
+    "simulate",
+]
 
 QUIET = Faults()
 SPIN_LIMIT = 50_000
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The shape of a run's worlds, and whether it is scaled; by default any size, and never.
+
+    Attributes:
+        sizes: As for ``Cluster``; empty: its minimum and maximum.
+        domain: As for ``Cluster``.
+        per_domain: As for ``Cluster``.
+        grow: Seconds for which newcomers are held back.
+        scales: Whether nodes scale the run in the first phase.
+    """
+
+    sizes: str = ""
+    domain: str = ""
+    per_domain: int = 1
+    grow: float = 0.0
+    scales: bool = False
+
+    @property
+    def for_cluster(self) -> dict[str, Any]:
+        """The arguments of ``Cluster`` that it stands for."""
+        return {"sizes": self.sizes, "domain": self.domain, "per_domain": self.per_domain}
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -43,6 +79,7 @@ class Scenario(msgspec.Struct, frozen=True):
         faults: The faults of the network in the first phase.
         actions: The number of faults and starts injected in the first phase.
         closes: Whether the run is closed at the end of the first phase.
+        plan: The shape of its worlds.
     """
 
     seed: int
@@ -54,6 +91,7 @@ class Scenario(msgspec.Struct, frozen=True):
     faults: Faults
     actions: int
     closes: bool
+    plan: Plan
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -90,6 +128,33 @@ def scenario_of(seed: int, nodes: int | None = None, actions: int | None = None)
         ),
         actions=rng.randint(3, 25) if actions is None else actions,
         closes=rng.random() < 0.2,
+        plan=plan_of(seed, count),
+    )
+
+
+def plan_of(seed: int, nodes: int) -> Plan:
+    """Return the plan of a seed: in most cases there is none."""
+    rng = random.Random(f"plan {seed}")
+    if rng.random() < 0.6:
+        return Plan()
+    pairs = rng.random() < 0.4
+    most = nodes if not pairs else max(2, nodes - nodes % 2)
+    step = rng.choice((2, 3)) if not pairs else 2
+    sizes = rng.choice(
+        (
+            "",
+            f"{step}:{max(step, most - most % step)}:{step}",
+            ",".join(map(str, sorted(rng.sample(range(1, nodes + 1), min(nodes, 3))))),
+        )
+    )
+    if pairs:
+        sizes = f"2:{most}"
+    return Plan(
+        sizes=sizes,
+        domain="rack" if pairs else rng.choice(("", "rack")),
+        per_domain=2 if pairs else 1,
+        grow=rng.choice((0.0, 0.0, 0.3, 5.0)),
+        scales=rng.random() < 0.5,
     )
 
 
@@ -128,13 +193,22 @@ async def _play(scenario: Scenario) -> tuple[History, NotSettledError | None]:
         seed=scenario.seed,
         faults=scenario.faults,
         program=worker,
-        timeouts=Timeouts(join=120, last_call=rng.choice((0.5, 5.0)), close=5, heartbeat=rng.choice((1.0, 5.0))),
+        timeouts=Timeouts(
+            join=120,
+            last_call=rng.choice((0.5, 5.0)),
+            close=5,
+            heartbeat=rng.choice((1.0, 5.0)),
+            grow=scenario.plan.grow,
+        ),
         ranks=scenario.ranks,
         max_writes=scenario.max_writes,
+        **scenario.plan.for_cluster,
     )
     async with cluster:
         for _ in range(scenario.actions):
             disturb(cluster, rng)
+            if scenario.plan.scales:
+                await scale_by_one(cluster, rng)
             await anyio.sleep(rng.choice((0.0, 0.01, 0.3, 1.0, 4.0, 12.0)))
         if scenario.closes:
             await close_by_one(cluster, rng)
@@ -183,9 +257,27 @@ def disturb(cluster: Cluster, rng: random.Random) -> None:
     rng.choices([action for _, action in actions], weights)[0]()
 
 
+async def scale_by_one(cluster: Cluster, rng: random.Random) -> None:
+    """Let a random node scale the run now and then, if it can: to other sizes, or to a target."""
+    head, able = cluster.head(), _able(cluster)
+    if head is None or head.closed is not None or not able or rng.random() < 0.7:
+        return
+    nodes, target = None, rng.choice((0, *head.shape.valid_sizes[:8]))
+    if rng.random() < 0.5:
+        unit = head.settings.per_domain
+        low = unit * rng.randint(1, max(1, len(cluster.nodes) // unit))
+        nodes, target = f"{low}:{low + unit * rng.randint(0, 2)}", 0
+    with suppress(RendezvousConnectionError, RendezvousClosedError, RendezvousStateError, ValueError):
+        await cluster.scale(rng.choice(able), nodes, target)  # Others may have closed it, or scaled it, meanwhile.
+
+
+def _able(cluster: Cluster) -> list[int]:
+    return [index for index, node in enumerate(cluster.nodes) if node.live and not node.paused]
+
+
 async def close_by_one(cluster: Cluster, rng: random.Random) -> None:
     """Close the run from a random node that runs, if there is one."""
-    able = [index for index, node in enumerate(cluster.nodes) if node.live and not node.paused]
+    able = _able(cluster)
     if able:
         with suppress(RendezvousConnectionError):  # It may or may not have happened; the history knows.
             await cluster.close(rng.choice(able), "end of the scenario")

@@ -24,6 +24,7 @@ from rendezvous_async.core.state import (
     COORDINATOR,
     FORMING,
     STATE,
+    WORLD_SHAPE,
     Closed,
     Head,
     Last,
@@ -35,11 +36,13 @@ from rendezvous_async.core.state import (
     round_key,
     seat_key,
 )
-from rendezvous_async.settings import Settings
+from rendezvous_async.settings import Settings, settings_for
+from rendezvous_async.sizes import parse_sizes
 
 CoreRecord: TypeAlias = Head | Node | Seat | Post
 
 _SETTINGS = Settings(2, 4, "label:rack", 20.5, 2.5)
+_SHAPED = settings_for(parse_sizes("4,8,24"), "sticky", 20.5, 2.5, "nvlink", 4, 5.0)
 _TOKEN = Token("epoch", 7)
 _ENTRY = Entry("rendezvous_async/job/state", b"value", _TOKEN, "epoch.1")
 _LISTING = Listing((_ENTRY, Entry("rendezvous_async/job/gone", None, _TOKEN)), _TOKEN, complete=False)
@@ -62,6 +65,20 @@ CORE_RECORDS: Mapping[str, CoreRecord] = {
         requires=("shape@0.2",),
     ),
     "head of a closed run": Head(settings=Settings(1, 1), closed=Closed("training done", "head_1_0a1b2c3d")),
+    "head of a run with steps": Head(settings=settings_for(parse_sizes("4:64:4"))),
+    "head of a scaled run": Head(
+        settings=_SHAPED,
+        round=5,
+        phase=Phase.FORMED,
+        attempt="attempt",
+        size=4,
+        token=("epoch", 13),
+        requires=(WORLD_SHAPE,),
+        held_back=3,
+        origin=Settings(4, 8).fingerprint,
+        generation=2,
+        target=8,
+    ),
     "node": Node(arrival="0a1b2c3d-1", fingerprint=_SETTINGS.fingerprint),
     "node of a survivor": Node(
         arrival="0a1b2c3d-2",
@@ -185,6 +202,7 @@ TEXTS: Mapping[str, Callable[[], str]] = {
     "keys": lambda: " ".join((STATE, COORDINATOR, FORMING, node_key("a/1"), seat_key(".."), round_key(7))),
     "fingerprint": lambda: Settings(2, 4).fingerprint,
     "fingerprint with labels": lambda: _SETTINGS.fingerprint,
+    "fingerprint of a shape": lambda: _SHAPED.fingerprint,
     "restricted secret": lambda: restrict("a secret", "team-a/"),
     "proof of a client": lambda: _proof("client"),
     "proof of a server": lambda: _proof("server"),

@@ -34,7 +34,7 @@ from rendezvous_async.testing.cluster import Cluster, NotSettledError
 from rendezvous_async.testing.history import Fault, Formed, History
 from rendezvous_async.testing.loop.clock import run
 from rendezvous_async.testing.network import Faults
-from rendezvous_async.testing.scenarios import close_by_one, come_to_rest, disturb, mend
+from rendezvous_async.testing.scenarios import Plan, close_by_one, come_to_rest, disturb, mend, plan_of, scale_by_one
 
 __all__ = ["Chapter", "Deeds", "Saga", "play_saga", "saga_of"]
 
@@ -81,6 +81,7 @@ class Saga(msgspec.Struct, frozen=True):
     max_attempt: int
     chapters: tuple[Chapter, ...]
     closes: bool
+    plan: Plan
 
 
 class Deeds(msgspec.Struct, frozen=True):
@@ -111,6 +112,7 @@ def saga_of(seed: int) -> Saga:
     least = 1 if rng.random() < 0.1 else 2  # Worlds of one form fast and prove little.
     max_nodes = nodes if rng.random() < 0.6 else rng.randint(least, nodes)
     min_nodes = max_nodes if rng.random() < 0.4 else rng.randint(least, max_nodes)
+    plan = plan_of(seed, nodes)
     return Saga(
         seed=seed,
         nodes=nodes,
@@ -124,11 +126,13 @@ def saga_of(seed: int) -> Saga:
             regroup=rng.choice((None, 0.01, 0.3)),
             close=5,
             heartbeat=rng.choice((0.5, 1.0, 5.0)),
+            grow=plan.grow,
         ),
         interval=rng.choice((0.2, 0.5, 1.0, 1.0)),
         max_attempt=rng.choice((3, 5, 10)),
         chapters=tuple(_chapter_of(rng) for _ in range(rng.randint(1, 8))),
         closes=rng.random() < 0.2,
+        plan=plan,
     )
 
 
@@ -190,6 +194,7 @@ async def _play(saga: Saga) -> tuple[History, NotSettledError | None]:
         keep_alive_max_attempt=saga.max_attempt,
         ranks=saga.ranks,
         max_writes=saga.max_writes,
+        **saga.plan.for_cluster,
     )
     async with cluster:
         for chapter in saga.chapters:
@@ -200,6 +205,8 @@ async def _play(saga: Saga) -> tuple[History, NotSettledError | None]:
                     mend(cluster)
                     await anyio.sleep(rng.choice(chapter.pauses))
                 disturb(cluster, rng)
+                if saga.plan.scales:
+                    await scale_by_one(cluster, rng)
                 await anyio.sleep(rng.choice(chapter.pauses))
             if saga.closes and chapter is saga.chapters[-1]:
                 await close_by_one(cluster, rng)
@@ -263,7 +270,11 @@ class _Restless:
                     raise BrokenGuaranteeError("members_are_all", f"{world}: {members}")
                 if members[world.rank].node != world.node:
                     raise BrokenGuaranteeError("members_know_their_rank", f"{world}: {members}")
-            case 3 | 4:
+            case 3:
+                gathered = await world.gather(str(world.rank).encode(), timeout=BARRIER_TIMEOUT)
+                if gathered != [str(rank).encode() for rank in range(world.size)]:
+                    raise BrokenGuaranteeError("a_gather_has_all_values_by_rank", f"{world}: {gathered}")
+            case 4:
                 await self._meet(world)
             case _:
                 pass

@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from inspect import iscoroutinefunction
 from typing import Any, Protocol, TypeAlias
 
+from rendezvous_async.errors import RendezvousConnectionError, RendezvousStateError
+
 __all__ = ["Answer", "FencedValue", "StateKeeper", "StateValue"]
 
 Answer: TypeAlias = tuple[bytes, Any, bool]
@@ -77,15 +79,39 @@ class StateValue:
         return f"<StateValue of {self._keeper!r}>"
 
     async def read(self) -> tuple[bytes, Any] | None:
-        found: tuple[bytes, Any] | None = await self._call(self._keeper.get_state)
-        return found
+        match await self._call(self._keeper.get_state):
+            case None:
+                return None
+            case (bytes(data), token) if token is not None:
+                return data, token
+            case answer:
+                raise self._wrong("get_state", "(bytes, token)", answer)
 
     async def write(self, data: bytes, token: Any) -> Answer | None:
-        answer: Answer | None = await self._call(self._keeper.set_state, data, token)
-        return answer
+        match await self._call(self._keeper.set_state, data, token):
+            case None:
+                return await self._look_for(data)
+            case (bytes(found), new, bool(is_written)) if new is not None:
+                return found, new, is_written
+            case answer:
+                raise self._wrong("set_state", "(bytes, token, bool)", answer)
 
     async def aclose(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _look_for(self, data: bytes) -> Answer | None:
+        """Return what a write did of which nothing was said, as in the classic: no two values are ever equal."""
+        found = await self.read()
+        if found is None:
+            raise RendezvousConnectionError(
+                f"set_state() of the {self.name} backend returned None, and then get_state() did too: nothing is stored"
+            )
+        return *found, found[0] == data
+
+    def _wrong(self, method: str, wanted: str, answer: object) -> RendezvousStateError:
+        return RendezvousStateError(
+            f"{method}() of the {self.name} backend must return {wanted} or None, not {answer!r:.200}"
+        )
 
     async def _call(self, method: Callable[..., Any], *args: object) -> Any:
         if iscoroutinefunction(method):
