@@ -26,9 +26,9 @@ from rendezvous_async.testing.network import Faults
 from rendezvous_async.testing.programs import worker
 
 __all__ = [
-    "Plan",
     "Report",
     "Scenario",
+    "ShapePlan",
     "close_by_one",
     "come_to_rest",
     "disturb",
@@ -43,7 +43,7 @@ QUIET = Faults()
 SPIN_LIMIT = 50_000
 
 
-class Plan(msgspec.Struct, frozen=True):
+class ShapePlan(msgspec.Struct, frozen=True):
     """The shape of a run's worlds, and whether it is scaled; by default any size, and never.
 
     Attributes:
@@ -91,7 +91,7 @@ class Scenario(msgspec.Struct, frozen=True):
     faults: Faults
     actions: int
     closes: bool
-    plan: Plan
+    plan: ShapePlan
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -132,11 +132,11 @@ def scenario_of(seed: int, nodes: int | None = None, actions: int | None = None)
     )
 
 
-def plan_of(seed: int, nodes: int) -> Plan:
+def plan_of(seed: int, nodes: int) -> ShapePlan:
     """Return the plan of a seed: in most cases there is none."""
     rng = random.Random(f"plan {seed}")
     if rng.random() < 0.6:
-        return Plan()
+        return ShapePlan()
     pairs = rng.random() < 0.4
     most = nodes if not pairs else max(2, nodes - nodes % 2)
     step = rng.choice((2, 3)) if not pairs else 2
@@ -149,7 +149,7 @@ def plan_of(seed: int, nodes: int) -> Plan:
     )
     if pairs:
         sizes = f"2:{most}"
-    return Plan(
+    return ShapePlan(
         sizes=sizes,
         domain="rack" if pairs else rng.choice(("", "rack")),
         per_domain=2 if pairs else 1,

@@ -34,7 +34,15 @@ from rendezvous_async.testing.cluster import Cluster, NotSettledError
 from rendezvous_async.testing.history import Fault, Formed, History
 from rendezvous_async.testing.loop.clock import run
 from rendezvous_async.testing.network import Faults
-from rendezvous_async.testing.scenarios import Plan, close_by_one, come_to_rest, disturb, mend, plan_of, scale_by_one
+from rendezvous_async.testing.scenarios import (
+    ShapePlan,
+    close_by_one,
+    come_to_rest,
+    disturb,
+    mend,
+    plan_of,
+    scale_by_one,
+)
 
 __all__ = ["Chapter", "Deeds", "Saga", "play_saga", "saga_of"]
 
@@ -81,7 +89,7 @@ class Saga(msgspec.Struct, frozen=True):
     max_attempt: int
     chapters: tuple[Chapter, ...]
     closes: bool
-    plan: Plan
+    plan: ShapePlan
 
 
 class Deeds(msgspec.Struct, frozen=True):
