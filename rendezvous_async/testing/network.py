@@ -9,13 +9,10 @@ handle every unknown outcome. Watches lag, and resume after a partition.
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections.abc import Callable
 from contextvars import copy_context
 from typing import TypeVar
-
-import msgspec
 
 from rendezvous_async.aio import clock
 from rendezvous_async.aio.deadline import Deadline
@@ -26,41 +23,12 @@ from rendezvous_async.backends.session import Session
 from rendezvous_async.backends.table.table import Table
 from rendezvous_async.backends.values import Commit, Condition, Entry, Listing, Token, Write, owned
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousSessionError
+from rendezvous_async.testing.faults import Faults
 
 __all__ = ["Faults", "Network", "SimulatedDriver"]
 
 CALL_TIMEOUT = 0.5
 T = TypeVar("T")
-
-
-class Faults(msgspec.Struct, frozen=True, kw_only=True):
-    """The faults of the simulated network.
-
-    Attributes:
-        delay: The longest delay of one leg, in seconds; each leg takes a random part of it.
-        drop_request: The probability that a request never arrives.
-        drop_reply: The probability that the reply to an applied request never arrives.
-        late: The probability that a request is delayed further, perhaps until after its caller has given up.
-        lateness: The longest further delay, in seconds.
-    """
-
-    delay: float = 0.001
-    drop_request: float = 0.0
-    drop_reply: float = 0.0
-    late: float = 0.0
-    lateness: float = 5.0
-
-    def __post_init__(self) -> None:
-        for name in ("drop_request", "drop_reply", "late"):
-            if not (_is_number(chance := getattr(self, name)) and 0 <= chance <= 1):
-                raise ValueError(f"{name} must be a probability from 0 to 1, not {chance!r}")
-        for name in ("delay", "lateness"):
-            if not (_is_number(seconds := getattr(self, name)) and 0 <= seconds < math.inf):
-                raise ValueError(f"{name} must be a finite number of seconds, 0 or more, not {seconds!r}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class Network:
