@@ -118,21 +118,22 @@ class Disk:
         latency: The longest time that one write takes, in seconds.
         failing_syncs: How many of the next syncs fail.
         power_left: How many changes are made until the power goes, in the middle of the last one; None means all.
-        on_power_lost: Called at that moment.
+        on_power_lost: Called at that moment; by default only the disk loses its power.
         syncs: How many syncs there were.
+        losses: How often the power went.
     """
 
     def __init__(self, rng: random.Random) -> None:
         self.latency = 0.002
         self.failing_syncs = 0
         self.power_left: int | None = None
-        self.on_power_lost: Callable[[], None] | None = None
-        self.syncs = 0
+        self.on_power_lost: Callable[[], None] = self.lose_power
+        self.syncs = self.losses = 0
         self.rng = rng
         self._made = 0
         self._fds = 1_000_000
         self._open: dict[int, tuple[_File, DiskFiles]] = {}
-        self._root = self.make(stat.S_IFDIR | 0o755)
+        self.erase()
 
     def __repr__(self) -> str:
         return f"<Disk files={self._made} open={len(self._open)}>"
@@ -145,6 +146,7 @@ class Disk:
         """Lose everything that was not synced, or most of it."""
         self._open.clear()
         self.power_left = None
+        self.losses += 1
         seen: set[_File] = set()
         left = [self._root]
         while left:
@@ -153,6 +155,10 @@ class Disk:
                 seen.add(file)
                 file.forget(self.rng)
                 left.extend(file.names.values())
+
+    def erase(self) -> None:
+        """Forget everything."""
+        self._root = self.make(stat.S_IFDIR | 0o755)
 
     # For the files of a process
 
@@ -193,9 +199,8 @@ class Disk:
         """Count a change that a process makes; raise if the power goes with it."""
         if self.power_left is not None:
             self.power_left -= 1
-            if self.power_left <= 0:
-                if self.power_left == 0 and self.on_power_lost is not None:
-                    self.on_power_lost()
+            if self.power_left == 0:
+                self.on_power_lost()
                 raise PowerLostError
 
 
@@ -203,12 +208,19 @@ class DiskFiles(Files):
     """A disk as one process sees it."""
 
     def __init__(self, disk: Disk) -> None:
-        self._disk = disk
+        self._whole = disk
+        self._born = disk.losses
+
+    @property
+    def _disk(self) -> Disk:
+        if self._whole.losses > self._born:
+            raise PowerLostError
+        return self._whole
 
     def close_all(self) -> None:
         """Close what the process has open, as the kernel does at its end."""
-        for fd in self._disk.fds_of(self):
-            self._disk.close(fd)
+        for fd in self._whole.fds_of(self):
+            self._whole.close(fd)
 
     def makedirs(self, path: str, mode: int = 0o777) -> None:
         parts = [part for part in path.split("/") if part]

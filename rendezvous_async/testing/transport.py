@@ -44,6 +44,7 @@ class WireTransport(asyncio.Transport):
         flying: What is on the wire, in order.
         stuck: What could not arrive and is sent again when the way is free.
         last_at: When the last of it arrives at the earliest.
+        broken: Whether bytes were lost, so that nothing may follow but a reset.
         gone: Whether the kernel knows of this end no more.
     """
 
@@ -55,7 +56,7 @@ class WireTransport(asyncio.Transport):
         self.flying: deque[Item] = deque()
         self.stuck: deque[Item] = deque()
         self.last_at = 0.0
-        self.gone = False
+        self.broken = self.gone = False
         self._wire = process.machine.wire
         self._loop = process.machine.wire.loop
         self._context = copy_context()

@@ -157,6 +157,10 @@ class Wire:
 
     # Bytes
 
+    def later(self, seconds: float, action: Callable[..., object], *args: Any) -> None:
+        """Do something later, whatever happens to the process that asks for it."""
+        self.loop.call_later(seconds, action, *args, context=self._context)
+
     def leg(self) -> float:
         """Draw the delay of one leg."""
         return self.rng.random() * self.faults.delay
@@ -164,6 +168,8 @@ class Wire:
     def carry(self, sender: WireTransport, item: Item) -> None:
         """Take something from one end of a connection, for the other."""
         faults, rng = self.faults, self.rng
+        if sender.broken:
+            return
         if item is RST or item == FIN:
             self._fly(sender, item)
             return
@@ -183,8 +189,9 @@ class Wire:
         """Reset a connection after the rest of what it carried."""
         if rest:
             self._fly(sender, rest)
-        self._fly(sender, RST)
-        self._fly(sender.peer, RST)
+        for end in (sender, sender.peer):
+            end.broken = True
+            self._fly(end, RST)
 
     def _fly(self, sender: WireTransport, item: Item, further: float = 0.0) -> None:
         faults, now = self.faults, self.loop.lease_time()
@@ -193,14 +200,14 @@ class Wire:
             at = max(at, sender.last_at) + len(item) / faults.bandwidth
         sender.last_at = max(at, sender.last_at)
         sender.flying.append(item)
-        self.loop.call_later(sender.last_at - now, self._arrive, sender, context=self._context)
+        self.later(sender.last_at - now, self._arrive, sender)
 
     def _arrive(self, sender: WireTransport) -> None:
         """Hand over what flies longest from this end: each of its timers stands for one item, whichever it was for."""
         item = sender.flying.popleft()
         receiver = sender.peer
         if sender.stuck or not self.is_free(sender.process.machine, receiver.process.machine):
-            if item is RST:
+            if item is RST and not sender.broken:
                 return  # nobody repeats it
             sender.stuck.append(item)
             self._stuck[sender] = None
@@ -212,4 +219,4 @@ class Wire:
         transport.forget()
         transport.stuck.clear()
         self._stuck.pop(transport, None)
-        self.loop.call_later(PROBED, transport.peer.time_out, context=self._context)
+        self.later(PROBED, transport.peer.time_out)
