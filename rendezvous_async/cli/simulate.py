@@ -101,7 +101,8 @@ def play(seeds: Sequence[int], nodes: int | None = None) -> Outcome:
 
 def shrink_seed(seed: int, nodes: int | None) -> str:
     """Return the smallest scenario found that fails as this seed does, as a test."""
-    from rendezvous_async.testing import as_test, scenario_of, shrink, simulate
+    from rendezvous_async.cli.pasting import as_test
+    from rendezvous_async.testing import scenario_of, shrink, simulate
 
     return as_test(shrink(scenario_of(seed, nodes), simulate), simulate)
 

@@ -1,8 +1,8 @@
 """A drawing of who was in which round when, as one HTML page that needs nothing else.
 
-A ``Drawing`` is a value: lanes, with bars for what lasts and marks for what happens at one moment. It knows nothing of
-where they come from: the simulator's history, or the history of a real run. Texts may come from strangers; all of them
-are escaped. The page is well-formed XML, so that a test can read it.
+A ``Drawing`` is a value: lanes, with bars for what lasts and marks for what happens at one moment. A ``Sketch``
+collects them in the order of time. Neither knows where they come from: the simulator's history, or the history of a
+real run. Texts may come from strangers; all are escaped. The page is well-formed XML, so that a test can read it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,30 @@ from html import escape
 from importlib.resources import files
 
 import msgspec
+from msgspec.structs import replace
 
 from rendezvous_async.texts import counted, printable
 
-__all__ = ["Bar", "Drawing", "Lane", "Mark", "page_of"]
+__all__ = ["Bar", "Drawing", "Lane", "Mark", "Sketch", "page_of"]
+
+BARS = {
+    "round": "the round that a node holds: r3 1/4 is round 3, rank 1 of 4",
+    "present": "the backend has a record of the node",
+    "waiting": "the next round is being gathered",
+    "paused": "frozen",
+    "cut": "cut off from the server",
+    "closed": "the run is closed",
+}
+"""The kinds of bars, with their meaning."""
+MARKS = {
+    "arrived": ("▲", "arrives at the barrier"),
+    "gone": ("▽", "its record is deleted"),
+    "formed": ("◆", "the commit that forms a round"),
+    "fault": ("✕", "a fault"),
+    "closing": ("■", "closes the run"),
+    "broken": ("!", "a broken guarantee"),
+}
+"""The kinds of marks, with their glyph and their meaning."""
 
 TICKS = {"tick": 10, "tick fine": 60, "tick finest": 600}
 """So many numbers on the axis at most; the others appear when one zooms in."""
@@ -28,7 +48,6 @@ NICE = (
     *(10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 21600.0, 43200.0),
 )
 DAY = 86400.0
-GLYPHS = {"arrived": "▲", "gone": "▽", "fault": "✕", "formed": "◆", "closed": "■", "broken": "!"}
 HUE = 137.5
 """The angle between the colours of two rounds that follow each other: neighbours differ, none comes back soon."""
 
@@ -39,7 +58,7 @@ class Bar(msgspec.Struct, frozen=True):
     Attributes:
         begin: Since when, in seconds.
         end: Until when.
-        kind: ``round``, ``present``, ``waiting``, ``paused``, ``cut`` or ``closed``.
+        kind: A key of ``BARS``.
         tip: The whole text.
         text: What stands in the bar; what does not fit is cut off.
         round: Decides the colour of a round.
@@ -54,7 +73,7 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """Something that happens at one moment; its kind is a key of ``GLYPHS``."""
+    """Something that happens at one moment; its kind is a key of ``MARKS``."""
 
     at: float
     kind: str
@@ -82,14 +101,12 @@ class Drawing(msgspec.Struct, frozen=True):
         facts: One line about the whole.
         lanes: From top to bottom.
         alarms: What is wrong, each a short title and a text.
-        legend: The kinds that occur, each with its meaning.
         begin: When the axis begins, unless something happens before.
     """
 
     title: str
     facts: str
     lanes: tuple[Lane, ...]
-    legend: dict[str, str]
     alarms: tuple[tuple[str, str], ...] = ()
     begin: float = 0.0
 
@@ -102,6 +119,47 @@ class Drawing(msgspec.Struct, frozen=True):
         return begin, end if end > begin else begin + 1.0
 
 
+class Sketch:
+    """Lanes that grow as time goes by, in the order in which they are first named."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[Bar | Mark]] = {}
+        self._open: dict[tuple[str, str], Bar] = {}
+
+    def mark(self, lane: str, at: float, kind: str, tip: str) -> None:
+        """Add a mark."""
+        self._parts.setdefault(lane, []).append(Mark(at, kind, tip))
+
+    def begin(self, lane: str, bar: Bar) -> None:
+        """Begin a bar; one of its kind that goes on in this lane ends."""
+        self.end(lane, bar.begin, bar.kind)
+        self._open[lane, bar.kind] = bar
+        self._parts.setdefault(lane, [])
+
+    def end(self, lane: str, at: float, kind: str = "", why: str = "") -> None:
+        """End the bar of a kind that goes on in a lane, or all that do."""
+        for key in [key for key in self._open if key[0] == lane and kind in ("", key[1])]:
+            bar = self._open.pop(key)
+            self._parts[lane].append(replace(bar, end=at, tip=bar.tip + why))
+
+    def where(self, kind: str) -> list[str]:
+        """Return the lanes in which a bar of this kind goes on."""
+        return [lane for lane, what in self._open if what == kind]
+
+    def lanes(self, at: float) -> list[Lane]:
+        """Return the lanes; what goes on ends here."""
+        for lane in self._parts:
+            self.end(lane, at)
+        return [
+            Lane(
+                lane,
+                tuple(part for part in parts if isinstance(part, Bar)),
+                tuple(part for part in parts if isinstance(part, Mark)),
+            )
+            for lane, parts in self._parts.items()
+        ]
+
+
 def page_of(drawing: Drawing) -> str:
     """Return the drawing as an HTML page."""
     assets = files("rendezvous_async.page") / "assets"
@@ -110,9 +168,11 @@ def page_of(drawing: Drawing) -> str:
         f'<section class="alarm" role="alert"><h2>{_safe(title)}</h2><p>{_safe(text)}</p></section>\n'
         for title, text in drawing.alarms
     )
+    used = {part.kind for lane in drawing.lanes for part in lane.parts}
     legend = "".join(
-        f'<li><i class="{_class(kind)}">{GLYPHS.get(kind, "")}</i> {_safe(meaning)}</li>'
-        for kind, meaning in drawing.legend.items()
+        f'<li><i class="{_class(kind)}">{glyph}</i> {_safe(meaning)}</li>'
+        for kind, (glyph, meaning) in ({kind: ("", meaning) for kind, meaning in BARS.items()} | MARKS).items()
+        if kind in used
     )
     begin, end = drawing.span
     broken = [mark.at for lane in drawing.lanes for mark in lane.marks if mark.kind == "broken"]
@@ -155,7 +215,7 @@ def _lane(lane: Lane, begin: float, end: float) -> str:
     )
     marks = "".join(
         f'<i class="{_class(mark.kind)}" style="left:{_percent(mark.at, begin, end)}" '
-        f'title="{_safe(_timed(mark))}">{GLYPHS[mark.kind]}</i>'
+        f'title="{_safe(_timed(mark))}">{MARKS[mark.kind][0]}</i>'
         for mark in lane.marks
     )
     name = _safe(lane.name)
@@ -207,7 +267,7 @@ def _timed(part: Bar | Mark) -> str:
 
 
 def _class(kind: str) -> str:
-    return f"{'mark' if kind in GLYPHS else 'bar'} {kind}"
+    return f"{'mark' if kind in MARKS else 'bar'} {kind}"
 
 
 def _percent(at: float, begin: float, end: float) -> str:

@@ -7,7 +7,7 @@
 * ``Proxy`` sits between a client and a server on real sockets, and delays, stalls and cuts.
 * ``check_linearizable(history)`` checks that a history of calls is linearizable.
 * ``simulate(scenario_of(seed))`` runs a random scenario, with your program if you like; ``rdzv simulate`` runs many.
-* ``shrink(scenario, simulate)`` reduces one that fails, and ``as_test(scenario, simulate)`` prints it as a test.
+* ``shrink(scenario, simulate)`` reduces one that fails; its ``repr`` is code to paste into a test.
 * ``draw(history, path)`` draws a history as one HTML page, with the broken guarantee in red.
 * The fixtures ``virtual`` and ``memory_backends`` come with a pytest plugin, ``rendezvous_async.pytest_plugin``.
 
@@ -33,7 +33,7 @@ from rendezvous_async.testing.picture import draw
 from rendezvous_async.testing.programs import elastic
 from rendezvous_async.testing.proxy import Proxy
 from rendezvous_async.testing.scenarios import Report, Scenario, Step, scenario_of, simulate
-from rendezvous_async.testing.shrinking import as_test, shrink
+from rendezvous_async.testing.shrinking import shrink
 
 __all__ = [
     "BACKEND_CHECKS",
@@ -54,7 +54,6 @@ __all__ = [
     "Step",
     "VirtualLoop",
     "VirtualTimeError",
-    "as_test",
     "check",
     "check_backend",
     "check_linearizable",

@@ -55,7 +55,7 @@ WEIGHTS = {
 ACTIONS = frozenset({*WEIGHTS, "close", "mend", "wait"})
 
 
-class Step(msgspec.Struct, frozen=True):
+class Step(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """One thing that happens to a cluster; one that does not apply has no effect.
 
     Attributes:
@@ -73,7 +73,7 @@ class Step(msgspec.Struct, frozen=True):
             raise ValueError(f"a step does one of {', '.join(sorted(ACTIONS))}, not {self.do!r}")
 
 
-class Scenario(msgspec.Struct, frozen=True):
+class Scenario(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """What is played: a cluster, its network, and what happens to it.
 
     Attributes:

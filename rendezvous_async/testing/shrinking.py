@@ -1,17 +1,14 @@
-"""Shrinking: a scenario that fails becomes the smallest one found that still fails the same way, printed as a test.
+"""Shrinking: a scenario that fails becomes the smallest one found that still fails the same way.
 
 It is a search among values: a candidate has fewer steps, fewer nodes, a simpler field, less time between two steps, or
 is one of these with another seed. The first candidate that fails as the scenario did takes its place, until none does.
-It works for whatever is a frozen struct with a tuple of steps somewhere in it.
+It works for any frozen struct with the numbers of nodes and, somewhere inside, a tuple of steps. Its ``repr`` is code.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
-from importlib import import_module
-from textwrap import wrap
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,9 +16,8 @@ from msgspec.structs import fields, replace
 
 from rendezvous_async.testing.checks import BrokenGuaranteeError
 from rendezvous_async.testing.scenarios import Step
-from rendezvous_async.texts import printable
 
-__all__ = ["as_test", "shrink"]
+__all__ = ["shrink"]
 
 V = TypeVar("V", bound=msgspec.Struct)
 
@@ -29,17 +25,9 @@ TRIES = 2000
 SECONDS = 60.0
 SEEDS = 5
 """With how many other seeds a candidate is tried: without a node or a step, the same bug may need other luck."""
-WIDTH = 100
-TAB = "    "
 
 
-def shrink(
-    scenario: V,
-    play: Callable[[V], object],
-    *,
-    tries: int = TRIES,
-    seconds: float = SECONDS,
-) -> V:
+def shrink(scenario: V, play: Callable[[V], object], *, tries: int = TRIES, seconds: float = SECONDS) -> V:
     """Return the smallest scenario found that fails as this one does: in the same guarantee, or with the same error.
 
     Args:
@@ -54,23 +42,30 @@ def shrink(
     failure = _failure(scenario, play)
     if failure is None:
         raise ValueError(f"this scenario does not fail, so there is nothing to shrink: {scenario}")
-    begin = time.monotonic()
-    position = 0
-    while True:
-        for place, candidate in enumerate(_candidates(scenario)):
-            if place < position:
-                continue  # These did not fail when there was more of everything; they come last.
-            if tries == 0 or time.monotonic() - begin > seconds:
-                return scenario
-            tries -= 1
-            found = _failure(candidate, play)
-            if found is not None and _kind(found) == _kind(failure):
-                scenario, position = candidate, place
-                break
+    end = time.monotonic() + seconds
+    seeds = (None, *range(SEEDS))
+    tried = place = stage = 0
+
+    def find(seed: int | None, first: int) -> tuple[int, V] | None:
+        nonlocal tried
+        for place, candidate in enumerate(_smaller(scenario)):
+            if place >= first and tried < tries and time.monotonic() < end:
+                tried += 1
+                reseeded = candidate if seed is None else replace(candidate, seed=seed)
+                found = _failure(reseeded, play)
+                if found is not None and _kind(found) == _kind(failure):
+                    return place, reseeded
+        return None
+
+    while stage < len(seeds):
+        found = find(seeds[stage], place)
+        if found is not None:
+            place, scenario = found  # Those before did not fail when there was more of everything: they come last.
+        elif place:
+            place = 0
         else:
-            if position == 0:
-                return scenario
-            position = 0
+            stage += 1
+    return scenario
 
 
 def _failure(scenario: V, play: Callable[[V], object]) -> Exception | None:
@@ -85,17 +80,8 @@ def _kind(error: Exception) -> str:
     return error.guarantee if isinstance(error, BrokenGuaranteeError) else type(error).__name__
 
 
-# Candidates, those that are much smaller first
-
-
-def _candidates(scenario: V) -> Iterator[V]:
-    yield from _smaller(scenario)
-    for seed in range(SEEDS):
-        for candidate in _smaller(scenario):
-            yield replace(candidate, seed=seed)
-
-
 def _smaller(scenario: V) -> Iterator[V]:
+    """Yield candidates: those that are much smaller first."""
     yield from _less(scenario)
     nodes, least, most = (getattr(scenario, name) for name in ("nodes", "min_nodes", "max_nodes"))
     for node in reversed(range(nodes if nodes > 1 else 0)):
@@ -113,7 +99,7 @@ def _less(value: Any) -> Iterator[Any]:
         case msgspec.Struct():
             for field in fields(value):
                 part = getattr(value, field.name)
-                if field.default not in (msgspec.NODEFAULT, part):
+                if field.default is not msgspec.NODEFAULT and part is not field.default:  # repr goes by identity, too
                     yield replace(value, **{field.name: field.default})
                 for less in _less(part):
                     yield replace(value, **{field.name: less})
@@ -153,64 +139,3 @@ def _without(value: Any, node: int) -> Any:
             )
         case _:
             return value
-
-
-# The test
-
-
-def as_test(scenario: V, play: Callable[[V], object]) -> str:
-    """Return a test module that plays a scenario, with the error that it raises now as a comment.
-
-    Args:
-        scenario: What to play.
-        play: A function of a module; the test imports it by its name.
-    """
-    failure = _failure(scenario, play)
-    why = "" if failure is None else printable(f"{type(failure).__name__}: {failure}")
-    comment = "".join(f"{TAB}# {line}\n" for line in wrap(why, WIDTH))
-    homes: dict[str, set[str]] = {}
-    things: list[Any] = [play, *_types(scenario)]
-    for thing in things:
-        homes.setdefault(_home(thing), set()).add(thing.__name__)
-    imports = "\n".join(f"from {home} import {', '.join(sorted(names))}" for home, names in sorted(homes.items()))
-    return f"{imports}\n\n\ndef test_it() -> None:\n{comment}{TAB}{play.__name__}({_code(scenario, TAB)})\n"
-
-
-def _types(value: Any) -> Iterator[type]:
-    if isinstance(value, msgspec.Struct):
-        yield type(value)
-        for field in fields(value):
-            if (part := getattr(value, field.name)) != field.default:
-                yield from _types(part)
-    elif isinstance(value, tuple):
-        for part in value:
-            yield from _types(part)
-
-
-def _home(thing: Any) -> str:
-    """Return the module to import something from: the package that has its name, rather than the module inside."""
-    module: str = thing.__module__
-    package = module.rpartition(".")[0]
-    return package if thing.__name__ in getattr(import_module(package), "__all__", ()) else module
-
-
-def _code(value: Any, indent: str) -> str:
-    """Return a value as code, without the fields that have their defaults."""
-    match value:
-        case msgspec.Struct():
-            given = [(field.name, getattr(value, field.name), field.default) for field in fields(value)]
-            parts = [f"{name}={_code(part, indent + TAB)}" for name, part, default in given if part != default]
-            before = f"{type(value).__name__}("
-        case tuple():
-            parts = [_code(part, indent + TAB) for part in value]
-            before = "("
-        case str():
-            return json.dumps(value)
-        case _:
-            return repr(value)
-    comma = "," if before == "(" and len(parts) == 1 else ""
-    line = f"{before}{', '.join(parts)}{comma})"
-    if len(indent + line) <= WIDTH and "\n" not in line:
-        return line
-    lines = "".join(f"{indent}{TAB}{part},\n" for part in parts)
-    return f"{before}\n{lines}{indent})"

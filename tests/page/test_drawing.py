@@ -41,7 +41,7 @@ def drawing(end: float = 30.0, nodes: int = 3) -> Drawing:
         )
         for number in range(nodes)
     )
-    return Drawing("A run", "some facts", tuple(lanes), {"round": "the round that a node holds", "fault": "a fault"})
+    return Drawing("A run", "some facts", tuple(lanes))
 
 
 def parse(page: str) -> ElementTree.Element:
@@ -70,7 +70,7 @@ def test_each_lane_has_its_bars_and_marks_where_they_belong() -> None:
 
 def test_an_alarm_is_a_box_and_a_line_through_all_lanes() -> None:
     lane = Lane("node-0", (), (Mark(5.0, "broken", "what: it broke"), Mark(10.0, "fault", "crash")))
-    root = parse(page_of(Drawing("A run", "", (lane,), {}, (("what", "it broke"),))))
+    root = parse(page_of(Drawing("A run", "", (lane,), (("what", "it broke"),))))
     (alarm,) = find(root, "alarm")
     assert ["".join(part.itertext()) for part in alarm] == ["what", "it broke"]
     (line,) = find(root, "line")
@@ -79,7 +79,7 @@ def test_an_alarm_is_a_box_and_a_line_through_all_lanes() -> None:
 
 def test_what_strangers_wrote_stays_text() -> None:
     lane = Lane(EVIL, (Bar(0.0, 1.0, "round", EVIL, EVIL),), (Mark(0.5, "fault", EVIL),))
-    page = page_of(Drawing(EVIL, EVIL, (lane,), {"fault": EVIL}, ((EVIL, EVIL),)))
+    page = page_of(Drawing(EVIL, EVIL, (lane,), ((EVIL, EVIL),)))
     root = parse(page)
     assert len(list(root.iter("script"))) == 1
     assert page.isprintable() or set(page) - {"\n"} == {letter for letter in page if letter.isprintable()}
@@ -87,13 +87,13 @@ def test_what_strangers_wrote_stays_text() -> None:
 
 
 def test_a_drawing_of_nothing_is_a_page() -> None:
-    parse(page_of(Drawing("Nothing", "", (), {})))
-    parse(page_of(Drawing("A moment", "", (Lane("a", (), (Mark(0.0, "fault", "crash"),)),), {})))
+    parse(page_of(Drawing("Nothing", "", ())))
+    parse(page_of(Drawing("A moment", "", (Lane("a", (), (Mark(0.0, "fault", "crash"),)),))))
 
 
 def test_the_list_ends_somewhere() -> None:
     marks = tuple(Mark(float(at), "fault", "crash") for at in range(3000))
-    page = page_of(Drawing("Long", "", (Lane("a", (), marks),), {}))
+    page = page_of(Drawing("Long", "", (Lane("a", (), marks),)))
     assert len(list(parse(page).iter("tr"))) == 2000
     assert "The first 2000." in page
 
@@ -123,7 +123,7 @@ async def test_no_number_covers_another_in_a_browser(width: int, tmp_path: Path)
     assert CHROMIUM is not None
     lane = Lane(EVIL, (Bar(0.0, 1.0, "round", EVIL, EVIL),), (Mark(400.0, "broken", EVIL),))
     shown = drawing(900.0)
-    page = page_of(Drawing(EVIL, EVIL, (lane, *shown.lanes), shown.legend, ((EVIL, EVIL),)))
+    page = page_of(Drawing(EVIL, EVIL, (lane, *shown.lanes), ((EVIL, EVIL),)))
     path = tmp_path / "drawing.html"
     path.write_text(page.replace("</body>", MEASURE))
     arguments = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")

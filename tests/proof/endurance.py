@@ -23,7 +23,8 @@ from pathlib import Path
 
 import msgspec
 
-from rendezvous_async.testing import as_test, shrink
+from rendezvous_async.cli.pasting import as_test
+from rendezvous_async.testing import shrink
 from tests.proof import sagas
 from tests.proof.mutations import ROOT as CHECKOUT
 from tests.proof.sagas import Deeds, play_saga, saga_of

@@ -45,7 +45,7 @@ MENDING = 0.6
 """How probably all nodes run and reach the server again before the next thing happens."""
 
 
-class Chapter(msgspec.Struct, frozen=True):
+class Chapter(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """A part of a saga.
 
     Attributes:
@@ -61,7 +61,7 @@ class Chapter(msgspec.Struct, frozen=True):
     joins: int = 300
 
 
-class Saga(msgspec.Struct, frozen=True):
+class Saga(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """What a seed stands for; see ``Cluster`` for the settings."""
 
     seed: int

@@ -12,12 +12,12 @@ import pytest
 from pytest import MonkeyPatch
 
 from rendezvous_async import Timeouts
+from rendezvous_async.cli.pasting import as_test
 from rendezvous_async.testing import (
     BrokenGuaranteeError,
     Faults,
     Scenario,
     Step,
-    as_test,
     scenario_of,
     shrink,
     simulate,
