@@ -20,6 +20,7 @@ from rendezvous_async.testing.history import (
     Formed,
     HeadWritten,
     History,
+    Left,
     Record,
     Released,
     Vanished,
@@ -49,8 +50,9 @@ def drawing_of(history: History, error: BaseException | None = None) -> Drawing:
     records = list(history)
     sketch = Sketch()
     sketch.begin(RUN, Bar(0.0, 0.0, "waiting", "the first round is being gathered", "gathering"))
+    running: set[str] = set()
     for record in records:
-        _add(sketch, record)
+        _add(sketch, running, record)
     alarms: list[tuple[str, str]] = []
     for name, find in CHECKS.items():
         if (breach := next(find(history), None)) is not None:
@@ -85,10 +87,12 @@ def _first_that_breaks(history: History, name: str) -> Record:
     return records[bisect_left(range(len(records)), True, key=is_broken) - 1]
 
 
-def _add(sketch: Sketch, record: Record) -> None:
+def _add(sketch: Sketch, running: set[str], record: Record) -> None:
+    """Add what a record says; ``running`` has the nodes that are known to run."""
     at = record.at
     match record:
         case Arrived(node=node):
+            running.add(node)
             if node not in sketch.where("present"):
                 sketch.begin(node, Bar(at, at, "present", f"the backend has a record of {node}"))
             sketch.mark(node, at, "arrived", f"{node} arrives at the barrier")
@@ -112,6 +116,9 @@ def _add(sketch: Sketch, record: Record) -> None:
             sketch.begin(node, Bar(at, at, "round", tip, f"r{number} {rank}/{size}", number))
         case Released(node=node, why=why):
             sketch.end(node, at, "round", f"; released: {why}")
+        case Left(node=node):
+            running.discard(node)
+            sketch.end(node, at, "cut")
         case CloseCalled(node=node):
             sketch.mark(node, at, "closing", f"{node} closes the run")
         case Fault(kind="partition" | "heal" as kind, nodes=nodes):
@@ -121,7 +128,8 @@ def _add(sketch: Sketch, record: Record) -> None:
             for node in cut:
                 sketch.end(node, at, "cut")
             for node in nodes:
-                sketch.begin(node, Bar(at, at, "cut", f"{node} is cut off from the server"))
+                if node in running:  # A process that starts later is not cut off.
+                    sketch.begin(node, Bar(at, at, "cut", f"{node} is cut off from the server"))
         case Fault(kind=kind, nodes=()):
             sketch.mark(RUN, at, "fault", kind)
             sketch.end(RUN, at)
@@ -131,9 +139,11 @@ def _add(sketch: Sketch, record: Record) -> None:
             sketch.mark(node, at, "fault", f"{node}: {kind}")
             if kind == "pause":
                 sketch.begin(node, Bar(at, at, "paused", f"{node} is frozen"))
-            elif kind in ("resume", "crash"):
+            elif kind == "resume":
                 sketch.end(node, at, "paused")
-            if kind == "crash":
-                sketch.end(node, at, "round", "; crash")
+            elif kind == "crash" or kind.startswith("ended"):
+                running.discard(node)
+                for bar in ("paused", "cut", "round"):
+                    sketch.end(node, at, bar, f"; {kind}")
         case _:
             pass
