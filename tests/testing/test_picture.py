@@ -11,7 +11,7 @@ from pytest import MonkeyPatch
 from rendezvous_async.cli import main
 from rendezvous_async.page.drawing import Bar, Drawing, Lane, Mark
 from rendezvous_async.testing import Cluster, History, NotSettledError, draw, run, scenario_of
-from rendezvous_async.testing.history import Arrived, Believed, Formed
+from rendezvous_async.testing.history import Arrived, Believed, Fault, Formed
 from rendezvous_async.testing.picture import drawing_of
 from rendezvous_async.testing.scenarios import play
 from tests.page.test_drawing import find, parse
@@ -71,6 +71,16 @@ def test_a_lane_shows_what_a_node_believed_and_what_happened_to_it() -> None:
     assert tips == ["partition: node-2", "heal: node-2", "lose the server"]
     assert bars(of_run, "closed")[0].tip == "the run is closed by node-1"
     assert drawn.alarms == ()
+
+
+def test_only_a_node_that_runs_is_cut_off() -> None:
+    history = History(1, 2, 5.0)
+    history.add(Arrived(1.0, "a", "x"))
+    for at, kind in ((2.0, "partition"), (3.0, "crash"), (4.0, "partition")):
+        history.add(Fault(at, kind, ("a",)))
+    history.add(Arrived(5.0, "a", "y"))
+    _, lane = drawing_of(history).lanes
+    assert [(bar.begin, bar.end) for bar in bars(lane, "cut")] == [(2.0, 3.0)]
 
 
 def failing(name: str, monkeypatch: MonkeyPatch) -> tuple[Drawing, Exception]:
