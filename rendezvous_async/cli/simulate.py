@@ -80,10 +80,10 @@ def _play_all(pool: Executor, seeds: range, options: Namespace) -> Iterator[tupl
     """Run all seeds in a pool of processes; yield the outcome of each chunk."""
     size = max(1, min(CHUNK, len(seeds) // (4 * options.processes)))  # Small enough to show progress early.
     chunks = [seeds[start : start + size] for start in range(0, len(seeds), size)]
-    yield from zip(chunks, pool.map(play, chunks, [options.nodes] * len(chunks)), strict=True)
+    yield from zip(chunks, pool.map(play_seeds, chunks, [options.nodes] * len(chunks)), strict=True)
 
 
-def play(seeds: Sequence[int], nodes: int | None = None) -> Outcome:
+def play_seeds(seeds: Sequence[int], nodes: int | None = None) -> Outcome:
     """Run a chunk of seeds in a process of the pool."""
     from rendezvous_async.testing.scenarios import scenario_of, simulate
 

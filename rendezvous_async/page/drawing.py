@@ -124,7 +124,7 @@ class Sketch:
 
     def __init__(self) -> None:
         self._parts: dict[str, list[Bar | Mark]] = {}
-        self._open: dict[tuple[str, str], Bar] = {}
+        self._open: dict[str, dict[str, Bar]] = {}
 
     def mark(self, lane: str, at: float, kind: str, tip: str) -> None:
         """Add a mark."""
@@ -133,18 +133,19 @@ class Sketch:
     def begin(self, lane: str, bar: Bar) -> None:
         """Begin a bar; one of its kind that goes on in this lane ends."""
         self.end(lane, bar.begin, bar.kind)
-        self._open[lane, bar.kind] = bar
+        self._open.setdefault(lane, {})[bar.kind] = bar
         self._parts.setdefault(lane, [])
 
     def end(self, lane: str, at: float, kind: str = "", why: str = "") -> None:
         """End the bar of a kind that goes on in a lane, or all that do."""
-        for key in [key for key in self._open if key[0] == lane and kind in ("", key[1])]:
-            bar = self._open.pop(key)
-            self._parts[lane].append(replace(bar, end=at, tip=bar.tip + why))
+        going_on = self._open.get(lane, {})
+        for ended in [kind] if kind else list(going_on):
+            if (bar := going_on.pop(ended, None)) is not None:
+                self._parts[lane].append(replace(bar, end=at, tip=bar.tip + why))
 
     def where(self, kind: str) -> list[str]:
         """Return the lanes in which a bar of this kind goes on."""
-        return [lane for lane, what in self._open if what == kind]
+        return [lane for lane, going_on in self._open.items() if kind in going_on]
 
     def lanes(self, at: float) -> list[Lane]:
         """Return the lanes; what goes on ends here."""
@@ -163,7 +164,7 @@ class Sketch:
 def page_of(drawing: Drawing) -> str:
     """Return the drawing as an HTML page."""
     assets = files("rendezvous_async.page") / "assets"
-    style, script = ((assets / f"drawing.{kind}").read_text() for kind in ("css", "js"))
+    style, script = ((assets / f"drawing.{kind}").read_text("utf-8") for kind in ("css", "js"))
     alarms = "".join(
         f'<section class="alarm" role="alert"><h2>{_safe(title)}</h2><p>{_safe(text)}</p></section>\n'
         for title, text in drawing.alarms

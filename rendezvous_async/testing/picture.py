@@ -35,7 +35,8 @@ RUN = "the run"
 def draw(history: History, path: str | Path, error: BaseException | None = None) -> None:
     """Write a picture of a history as one HTML page; it needs no other file and no network.
 
-    Every guarantee is checked; the broken ones are in the picture, in red.
+    Every guarantee is checked; the broken ones are in the picture, in red. For a picture of a test that fails, call it
+    in a ``finally`` inside the block of the ``Cluster``.
 
     Args:
         history: What to draw, such as ``cluster.history``.

@@ -173,7 +173,7 @@ def simulate(scenario: Scenario, watch: Callable[[History], None] = check, progr
     """
     history, error = play(scenario, watch, program)
     if error is not None:
-        error.add_note(f"It fails with {scenario}")
+        error.add_note(f"The scenario that fails: {scenario}")
         raise error
     return Report(
         scenario,

@@ -158,6 +158,39 @@ def test_the_test_of_a_planted_bug_fails_with_the_bug_and_passes_without(
     assert without.returncode == 0, without.stdout + without.stderr
 
 
+SCRIPT = """
+import sys
+from pytest import MonkeyPatch
+from rendezvous_async.cli import main
+from tests.proof.test_planted_bugs import BUGS
+
+BUGS["a_rank_is_given_twice"][0](MonkeyPatch())  # Also in the processes of the pool, which import this file.
+if __name__ == "__main__":
+    sys.exit(main(["simulate", *sys.argv[1:]]))
+"""
+
+
+def test_the_command_prints_a_test_and_draws_what_broke(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    path = tmp_path / "seed.html"
+    done = subprocess.run(
+        [sys.executable, str(script), "--seed", "0", "--nodes", "5", "--html", str(path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "seed 0: BrokenGuaranteeError: ranks_are_exact" in done.stdout
+    assert "reproduce: rdzv simulate --seed 0 --nodes 5\n" in done.stdout
+    test = done.stdout.partition("as a test:\n\n")[2].rpartition("\n1 scenario, ")[0]
+    compile(test, "pasted", "exec")
+    assert "def test_it() -> None:\n    # BrokenGuaranteeError: ranks_are_exact" in test
+    assert "ranks_are_exact" in path.read_text()
+
+
 def test_a_saga_that_fails_is_shrunk_to_a_test(monkeypatch: MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with monkeypatch.context() as patch:
         BUGS["a_rank_is_given_twice"][0](patch)
