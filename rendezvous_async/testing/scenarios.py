@@ -27,7 +27,7 @@ from rendezvous_async.testing.network import Faults
 from rendezvous_async.testing.programs import Program, worker
 
 __all__ = [
-    "Plan",
+    "Elasticity",
     "Report",
     "Scenario",
     "Step",
@@ -35,8 +35,8 @@ __all__ = [
     "draw_close",
     "draw_scale",
     "draw_step",
+    "elasticity_of",
     "perform",
-    "plan_of",
     "play",
     "scenario_of",
     "simulate",
@@ -83,7 +83,7 @@ class Step(msgspec.Struct, frozen=True, repr_omit_defaults=True):
             raise ValueError(f"a step does one of {', '.join(sorted(ACTIONS))}, not {self.do!r}")
 
 
-class Plan(msgspec.Struct, frozen=True, repr_omit_defaults=True):
+class Elasticity(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """The shape of a run's worlds; by default any size, of any nodes.
 
     Attributes:
@@ -115,7 +115,7 @@ class Scenario(msgspec.Struct, frozen=True, repr_omit_defaults=True):
         ranks: The rank policy.
         max_writes: The limit of writes per commit; with a small one, rounds form in batches.
         timeouts: The timeouts of every node.
-        plan: The shape of its worlds.
+        elasticity: The shape of its worlds.
     """
 
     seed: int
@@ -127,7 +127,7 @@ class Scenario(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     ranks: str = "sticky"
     max_writes: int = 1024
     timeouts: Timeouts = Timeouts()
-    plan: Plan = Plan()
+    elasticity: Elasticity = Elasticity()
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -158,24 +158,24 @@ def scenario_of(seed: int, nodes: int | None = None, actions: int | None = None)
     closes = rng.random() < 0.2
     rng = random.Random(seed + 1)
     last_call, heartbeat = rng.choice((0.5, 5.0)), rng.choice((1.0, 5.0))
-    plan, grow, scales = plan_of(seed, count)
+    elasticity, grow, scales = elasticity_of(seed, count)
     timeouts = Timeouts(join=120, last_call=last_call, close=5, heartbeat=heartbeat, grow=grow)
-    steps = tuple(_draw_steps(rng, count, length, closes, plan.per_domain if scales else 0))
-    return Scenario(seed, count, min_nodes, max_nodes, steps, faults, ranks, max_writes, timeouts, plan)
+    steps = tuple(_draw_steps(rng, count, length, closes, elasticity.per_domain if scales else 0))
+    return Scenario(seed, count, min_nodes, max_nodes, steps, faults, ranks, max_writes, timeouts, elasticity)
 
 
-def plan_of(seed: int, nodes: int) -> tuple[Plan, float, bool]:
-    """Return the plan of a seed, the time to grow, and whether the run is scaled; in most cases none of these."""
+def elasticity_of(seed: int, nodes: int) -> tuple[Elasticity, float, bool]:
+    """Return the shape of a seed, the time to grow, and whether the run is scaled; in most cases none of these."""
     rng = random.Random(f"plan {seed}")
     if rng.random() < 0.6:
-        return Plan(), 0.0, False
+        return Elasticity(), 0.0, False
     grow, scales = rng.choice((0.0, 0.0, 0.3, 5.0)), rng.random() < 0.5
     if rng.random() < 0.4:
-        return Plan(f"2:{max(2, nodes - nodes % 2)}", "rack", 2), grow, scales
+        return Elasticity(f"2:{max(2, nodes - nodes % 2)}", "rack", 2), grow, scales
     step = rng.choice((2, 3))
     listed = ",".join(map(str, sorted(rng.sample(range(1, nodes + 1), min(nodes, 3)))))
     sizes = rng.choice(("", f"{step}:{max(step, nodes - nodes % step)}:{step}", listed))
-    return Plan(sizes, rng.choice(("", "rack"))), grow, scales
+    return Elasticity(sizes, rng.choice(("", "rack"))), grow, scales
 
 
 def _draw_steps(rng: random.Random, nodes: int, length: int, closes: bool, scales_by: int) -> Iterator[Step]:
@@ -256,7 +256,7 @@ def play(
         timeouts=scenario.timeouts,
         ranks=scenario.ranks,
         max_writes=scenario.max_writes,
-        **scenario.plan.for_cluster,
+        **scenario.elasticity.for_cluster,
     )
     unsettled: NotSettledError | None = None
     try:

@@ -36,14 +36,14 @@ from rendezvous_async.testing.loop.clock import run
 from rendezvous_async.testing.network import Faults
 from rendezvous_async.testing.scenarios import (
     SCALING,
-    Plan,
+    Elasticity,
     Step,
     come_to_rest,
     draw_close,
     draw_scale,
     draw_step,
+    elasticity_of,
     perform,
-    plan_of,
 )
 
 __all__ = ["Chapter", "Deeds", "Saga", "play_saga", "saga_of"]
@@ -84,7 +84,7 @@ class Saga(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     timeouts: Timeouts = Timeouts()
     interval: float = 1.0
     max_attempt: int = 5
-    plan: Plan = Plan()
+    elasticity: Elasticity = Elasticity()
 
 
 class Deeds(msgspec.Struct, frozen=True):
@@ -117,7 +117,7 @@ def saga_of(seed: int) -> Saga:
     min_nodes = max_nodes if rng.random() < 0.4 else rng.randint(least, max_nodes)
     ranks = rng.choice(("sticky", "sticky", "sorted", "label:rack"))
     max_writes = rng.choice((4, 8, 1024))
-    plan, grow, scales = plan_of(seed, nodes)
+    elasticity, grow, scales = elasticity_of(seed, nodes)
     timeouts = Timeouts(
         join=rng.choice((20.0, 120.0)),
         last_call=rng.choice((0.05, 0.5, 5.0)),
@@ -129,13 +129,15 @@ def saga_of(seed: int) -> Saga:
     interval = rng.choice((0.2, 0.5, 1.0, 1.0))
     max_attempt = rng.choice((3, 5, 10))
     deeds = random.Random(f"deeds {seed}")
-    unit = plan.per_domain if scales else 0
+    unit = elasticity.per_domain if scales else 0
     chapters = tuple(_chapter_of(rng, deeds, nodes, unit) for _ in range(rng.randint(1, 8)))
     if rng.random() < 0.2:
         last = chapters[-1]
         steps = (*last.steps, draw_close(deeds, last.steps[-1].at, nodes))
         chapters = (*chapters[:-1], msgspec.structs.replace(last, steps=steps))
-    return Saga(seed, nodes, min_nodes, max_nodes, chapters, ranks, max_writes, timeouts, interval, max_attempt, plan)
+    return Saga(
+        seed, nodes, min_nodes, max_nodes, chapters, ranks, max_writes, timeouts, interval, max_attempt, elasticity
+    )
 
 
 def _chapter_of(rng: random.Random, deeds: random.Random, nodes: int, scales_by: int) -> Chapter:
@@ -209,7 +211,7 @@ async def _play(saga: Saga) -> tuple[History, NotSettledError | None]:
         keep_alive_max_attempt=saga.max_attempt,
         ranks=saga.ranks,
         max_writes=saga.max_writes,
-        **saga.plan.for_cluster,
+        **saga.elasticity.for_cluster,
     )
     async with cluster:
         for chapter in saga.chapters:
