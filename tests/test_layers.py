@@ -37,7 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__",),
     ("page", "launch", "sync"),
     ("testing",),
-    ("cli",),
+    ("cli", "pytest_plugin"),
     ("__main__",),
 )
 """From the inside out; an entry imports only from layers before its own, or from inside itself.

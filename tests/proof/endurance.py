@@ -23,6 +23,8 @@ from pathlib import Path
 
 import msgspec
 
+from rendezvous_async.cli.pasting import as_test
+from rendezvous_async.testing import shrink
 from tests.proof import sagas
 from tests.proof.mutations import ROOT as CHECKOUT
 from tests.proof.sagas import Deeds, play_saga, saga_of
@@ -33,7 +35,8 @@ AHEAD = 8
 """Sagas for each process that may be done or under way while an earlier one is still being played."""
 ROOT = CHECKOUT / "rendezvous_async"
 NOT_SIMULATED = (
-    *("cli/", "launch/", "page/", "sync/", "testing/conformance/", "testing/etcd", "testing/proxy.py"),
+    *("cli/", "launch/", "page/", "pytest_plugin", "sync/"),
+    *("testing/conformance/", "testing/etcd", "testing/picture", "testing/proxy.py", "testing/shrinking"),
     *("backends/tcp/", "backends/etcd/", "backends/file/", "backends/table/log.py", "backends/table/frames.py"),
 )
 
@@ -159,7 +162,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--progress", type=Path, default=Path("endurance.json"), help="the file that remembers (default endurance.json)"
     )
-    parser.add_argument("--seed", type=int, help="play only this saga, say what came of it, and remember nothing")
+    parser.add_argument(
+        "--seed", type=int, help="play only this saga, remember nothing; if it fails, shrink it to a test"
+    )
 
 
 def run(options: argparse.Namespace, say: Callable[[str], None]) -> int:
@@ -167,7 +172,13 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     if options.seed is not None:
         saga = saga_of(options.seed)
         say(str(saga))
-        print(play_saga(saga))
+        try:
+            print(play_saga(saga))
+        except Exception as error:
+            print(f"saga {saga.seed}: {type(error).__name__}: {error}", flush=True)
+            say("looking for the smallest saga that fails like this")
+            print(as_test(shrink(saga, play_saga), play_saga))
+            return 1
         return 0
     known = Endurance.load(options.progress)
     start = stretch = known.of(code_version())
