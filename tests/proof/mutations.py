@@ -170,8 +170,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         'core/spec.py',
-        '        waiting=head.returned,  # What',
-        '        # What',
+        '        waiting=head.returned,  # The',
+        '        # The',
         'members restart for newcomers that count no more',
         'tests/core/test_rules_of_shape.py::test_the_count_of_newcomers_starts_over',
     ),
