@@ -15,6 +15,7 @@ Nothing in the library imports this package.
 from rendezvous_async.testing.checks import CHECKS, BrokenGuaranteeError, check
 from rendezvous_async.testing.cluster import Cluster, NotSettledError
 from rendezvous_async.testing.conformance import BACKEND_CHECKS, check_backend
+from rendezvous_async.testing.faults import Faults
 from rendezvous_async.testing.history import History
 from rendezvous_async.testing.linearizability import Operation, check_linearizable
 from rendezvous_async.testing.loop.clock import (
@@ -26,7 +27,7 @@ from rendezvous_async.testing.loop.clock import (
     run,
     virtual_loop,
 )
-from rendezvous_async.testing.network import Faults, SimulatedDriver
+from rendezvous_async.testing.network import SimulatedDriver
 from rendezvous_async.testing.programs import elastic
 from rendezvous_async.testing.proxy import Proxy
 from rendezvous_async.testing.scenarios import Report, Scenario, scenario_of, simulate

@@ -18,11 +18,12 @@ import msgspec
 from rendezvous_async.errors import RendezvousConnectionError
 from rendezvous_async.settings import Timeouts
 from rendezvous_async.testing.checks import check
-from rendezvous_async.testing.cluster import Cluster, NotSettledError
+from rendezvous_async.testing.cluster import Cluster, NetworkKind, NotSettledError
+from rendezvous_async.testing.faults import Faults
 from rendezvous_async.testing.history import Fault, Formed, History
 from rendezvous_async.testing.loop.clock import run
-from rendezvous_async.testing.network import Faults
 from rendezvous_async.testing.programs import worker
+from rendezvous_async.testing.service import ServerKind
 
 __all__ = ["Report", "Scenario", "close_by_one", "come_to_rest", "disturb", "mend", "scenario_of", "simulate"]
 
@@ -43,6 +44,8 @@ class Scenario(msgspec.Struct, frozen=True):
         faults: The faults of the network in the first phase.
         actions: The number of faults and starts injected in the first phase.
         closes: Whether the run is closed at the end of the first phase.
+        network: ``wire`` or ``stand-in``.
+        server: ``memory``, ``log`` or ``hosted``.
     """
 
     seed: int
@@ -54,6 +57,8 @@ class Scenario(msgspec.Struct, frozen=True):
     faults: Faults
     actions: int
     closes: bool
+    network: NetworkKind = "wire"
+    server: ServerKind = "memory"
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -66,7 +71,9 @@ class Report(msgspec.Struct, frozen=True):
     digest: str
 
 
-def scenario_of(seed: int, nodes: int | None = None, actions: int | None = None) -> Scenario:
+def scenario_of(
+    seed: int, nodes: int | None = None, actions: int | None = None, network: NetworkKind = "wire"
+) -> Scenario:
     """Return the scenario of a seed; the numbers of nodes and of faults can be overridden."""
     for name, given, least in (("nodes", nodes, 1), ("actions", actions, 0)):
         if given is not None and (type(given) is not int or given < least):
@@ -90,7 +97,15 @@ def scenario_of(seed: int, nodes: int | None = None, actions: int | None = None)
         ),
         actions=rng.randint(3, 25) if actions is None else actions,
         closes=rng.random() < 0.2,
+        network=network,
+        server=server_of(rng, network),
     )
+
+
+def server_of(rng: random.Random, network: NetworkKind) -> ServerKind:
+    """Draw a kind of server."""
+    kinds: tuple[ServerKind, ...] = ("memory", "memory", "log", "hosted")
+    return rng.choice(kinds) if network == "wire" else "memory"
 
 
 def simulate(scenario: Scenario, watch: Callable[[History], None] = check) -> Report:
@@ -131,6 +146,8 @@ async def _play(scenario: Scenario) -> tuple[History, NotSettledError | None]:
         timeouts=Timeouts(join=120, last_call=rng.choice((0.5, 5.0)), close=5, heartbeat=rng.choice((1.0, 5.0))),
         ranks=scenario.ranks,
         max_writes=scenario.max_writes,
+        network=scenario.network,
+        server=scenario.server,
     )
     async with cluster:
         for _ in range(scenario.actions):
@@ -152,6 +169,8 @@ async def come_to_rest(cluster: Cluster) -> None:
         NotSettledError: It does not settle in time.
     """
     cluster.network.faults = QUIET
+    if cluster.server == "log":
+        cluster.disk.mend()
     mend(cluster)
     await cluster.settle()
 
@@ -179,6 +198,14 @@ def disturb(cluster: Cluster, rng: random.Random) -> None:
         (3, cluster.heal),
         (1, cluster.lose_server),
     ]
+    if cluster.server == "log":
+        actions += [
+            (1, cluster.restart_server),
+            (1, cluster.lose_power),
+            (3, lambda: cluster.lose_power(after=rng.randint(1, 20))),
+            (1, lambda: setattr(cluster.disk, "failing_syncs", 1)),
+            (1, lambda: setattr(cluster.disk, "latency", rng.choice((0.002, 0.1, 1.0)))),
+        ]
     weights = [weight for weight, _ in actions]
     rng.choices([action for _, action in actions], weights)[0]()
 

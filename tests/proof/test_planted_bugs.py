@@ -33,8 +33,8 @@ from rendezvous_async.settings import Settings
 from rendezvous_async.testing import scenarios as simulation
 from rendezvous_async.testing.checks import BrokenGuaranteeError, check
 from rendezvous_async.testing.cluster import Cluster, NotSettledError
+from rendezvous_async.testing.faults import Faults
 from rendezvous_async.testing.loop.clock import LivelockError, run
-from rendezvous_async.testing.network import Faults
 
 Plant = Callable[[MonkeyPatch], None]
 Play = Callable[[int], None]
@@ -237,7 +237,7 @@ def more_than_max_are_let_in(patch: MonkeyPatch) -> None:
     patch.setattr(rules, "choose", lambda candidates, places: choose(candidates, places + 1))
 
 
-@bug("members_are_accounted_for")
+@bug("members_are_accounted_for", "only_arrivals_are_in")
 def the_next_round_does_not_wait_for_all_members(patch: MonkeyPatch) -> None:
     count = rules._count
 
