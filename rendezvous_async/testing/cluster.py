@@ -58,7 +58,7 @@ from rendezvous_async.testing.programs import Program, elastic
 from rendezvous_async.testing.service import ServerKind, TcpNetwork
 from rendezvous_async.testing.witness import Witness
 
-__all__ = ["Cluster", "NotSettledError"]
+__all__ = ["Cluster", "NetworkKind", "NotSettledError"]
 
 LOOK_EVERY = 0.1
 
@@ -71,6 +71,9 @@ class NotSettledError(AssertionError):
 
 class Cluster:
     """Some nodes, their server, and the history so far.
+
+    Attributes:
+        server: The kind of server.
 
     Args:
         nodes: The number of nodes; they are numbered from 0.
@@ -151,7 +154,8 @@ class Cluster:
         self._rng = random.Random(seed)
         self._program = program
         self._max_writes = max_writes
-        self._kinds = network, server
+        self.server: ServerKind = server
+        self._kind = network
         self._network: Network | TcpNetwork | None = None
         self._witness = Witness(self.history)
 
@@ -165,8 +169,8 @@ class Cluster:
 
     @property
     def disk(self) -> Disk:
-        """The disk of the server's machine; only on the wire."""
-        return self._on_wire("disk").disk
+        """The disk of a server with a log."""
+        return self._with_log().disk
 
     def _entered(self) -> Network | TcpNetwork:
         if self._network is None:
@@ -175,12 +179,11 @@ class Cluster:
 
     async def __aenter__(self) -> Cluster:
         self.history.failures.catch(virtual_loop(), (node.name for node in self.nodes))
-        network, server = self._kinds
-        if network == "stand-in":
+        if self._kind == "stand-in":
             self._network = Network(self._rng, self._faults, self._max_writes, self._take)
         else:
-            on_loss = partial(self._fault, "lose the server") if server == "hosted" else None
-            self._network = TcpNetwork(self._rng, self._faults, self._max_writes, server, self._take, on_loss)
+            on_loss = partial(self._fault, "lose the server") if self.server == "hosted" else None
+            self._network = TcpNetwork(self._rng, self._faults, self._max_writes, self.server, self._take, on_loss)
         return self
 
     async def __aexit__(
@@ -219,16 +222,20 @@ class Cluster:
             **self._settings,
         )
         node.rendezvous.listen(node.listener())
-        node.task = network.start(node, self._live, node.rendezvous)
+        node.task = network.start(node, self._live, node, node.rendezvous)
         ended = partial(self._ended, node, node.process)
         node.task.add_done_callback(ended, context=copy_context())
 
     def _labels_of(self, index: int) -> dict[str, str]:
         return dict.fromkeys(self._labels, f"group-{index % 2}")
 
-    async def _live(self, rendezvous: Rendezvous) -> None:
+    async def _live(self, node: SimulatedNode, rendezvous: Rendezvous) -> None:
         async with rendezvous:
-            await self._program(rendezvous)
+            try:
+                await self._program(rendezvous)
+            finally:
+                if node.rendezvous is rendezvous:  # As a host, it may still linger.
+                    node.release("end")
 
     def _ended(self, node: SimulatedNode, process: str, task: asyncio.Task[None]) -> None:
         if node.process == process and node.live:
@@ -236,6 +243,8 @@ class Cluster:
             if error is not None:
                 self._fault(f"ended by {type(error).__name__}: {error}", node)
                 self.history.failures.add(node.name, error)
+            else:
+                self._fault("end", node)
             node.live = False
             node.release("end")
 
@@ -319,7 +328,7 @@ class Cluster:
     def lose_server(self) -> None:
         """Restart the server without its data, in a new epoch; if a node hosts it, crash that node."""
         network = self.network
-        if self._kinds[1] != "hosted":
+        if self.server != "hosted":
             self._fault("lose the server")
             self._witness.forget()
             network.lose_server()
@@ -328,20 +337,31 @@ class Cluster:
                 if node.process == network.host.group:
                     self.crash(index)
 
-    def restart_server(self, *, power_loss: bool = False) -> None:
-        """Kill the server, which must have a log, and start it again.
+    def restart_server(self) -> None:
+        """Kill the server, which must have a log, and start it again."""
+        network = self._with_log()
+        self._fault("restart the server")
+        network.restart_server()
+
+    def lose_power(self, after: int = 0) -> None:
+        """Cut the power of the server's machine: the disk loses what was not synced, and no client is told.
 
         Args:
-            power_loss: Cut the power of its machine: the disk loses what was not synced, and no client is told.
+            after: How many changes of the disk are made until then, the last one in vain; 0 means at once.
         """
-        network = self._on_wire("restart_server", "log")
-        self._fault("cut the power" if power_loss else "restart the server")
-        (network.lose_power if power_loss else network.restart_server)()
+        network = self._with_log()
+        if type(after) is not int or after < 0:
+            raise ValueError(f"after must be a count of at least 0, not {after!r}")
+        self._fault("lose power")
+        if after:
+            network.disk.power_left = after
+        else:
+            network.lose_power()
 
-    def _on_wire(self, what: str, server: str = "") -> TcpNetwork:
+    def _with_log(self) -> TcpNetwork:
         network = self.network
-        if not isinstance(network, TcpNetwork) or server not in ("", self._kinds[1]):
-            raise RuntimeError(f"{what} needs {(server and f'server={server!r}') or 'the wire'}: see Cluster")
+        if not isinstance(network, TcpNetwork) or self.server != "log":
+            raise RuntimeError(f"there is no log in {self!r}: use Cluster(..., server='log')")
         return network
 
     async def close(self, index: int, reason: str = "") -> None:
@@ -394,6 +414,8 @@ class Cluster:
     def _is_quiet(self) -> bool:
         head = self.head()
         live = {node.name: node for node in self.nodes if node.live}
+        if not self.network.is_served(live.values()):
+            return not any(node.holds for node in live.values())
         roster = set(self._witness.roster)
         if head is not None and head.closed is not None:
             return not live and not roster

@@ -50,8 +50,10 @@ class RunCommits:
         if self._table is not None:
             self._table.after_each = None
         is_new = self._known is not None and self._known.epoch != table.epoch
-        self._table, self._waits, self._seen = table, False, self._known
+        while self._pending and _is_in(self._pending[0].token, table):
+            self._take_next()  # it was on the disk, though nobody had heard of that yet
         self._pending.clear()
+        self._table, self._waits, self._seen = table, False, self._known
         self._look()
         self._waits = waits
         table.after_each = self._look
@@ -73,6 +75,13 @@ class RunCommits:
 
     def _release(self, count: int) -> None:
         while self._pending and self._count - len(self._pending) < count:
-            listing = self._pending.popleft()
-            self._known = listing.token
-            self._take(listing.relative_to(self._prefix))
+            self._take_next()
+
+    def _take_next(self) -> None:
+        listing = self._pending.popleft()
+        self._known = listing.token
+        self._take(listing.relative_to(self._prefix))
+
+
+def _is_in(token: Token, table: Table) -> bool:
+    return token.epoch == table.epoch and token.revision <= table.revision

@@ -31,6 +31,7 @@ __all__ = ["Disk", "DiskFiles", "DiskWorker", "PowerLostError"]
 T = TypeVar("T")
 
 SECTOR = 512
+LATENCY = 0.002
 
 
 class PowerLostError(BaseException):
@@ -124,7 +125,7 @@ class Disk:
     """
 
     def __init__(self, rng: random.Random) -> None:
-        self.latency = 0.002
+        self.latency = LATENCY
         self.failing_syncs = 0
         self.power_left: int | None = None
         self.on_power_lost: Callable[[], None] = self.lose_power
@@ -155,6 +156,10 @@ class Disk:
                 seen.add(file)
                 file.forget(self.rng)
                 left.extend(file.names.values())
+
+    def mend(self) -> None:
+        """End all faults."""
+        self.latency, self.failing_syncs, self.power_left = LATENCY, 0, None
 
     def erase(self) -> None:
         """Forget everything."""
@@ -334,6 +339,7 @@ class DiskWorker(Executor):
         self._disk = process.machine.disk
         self._loop = process.machine.wire.loop
         self._calls: deque[Callable[[], None]] = deque()
+        self._failed = False
 
     def submit(self, function: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:
         future: Future[T] = Future()
@@ -356,9 +362,10 @@ class DiskWorker(Executor):
         except PowerLostError:
             return
         except BaseException as error:
+            self._failed = True
             self._soon(partial(self._finish, partial(future.set_exception, error)))
         else:
-            if written is not None:
+            if written is not None and not self._failed:
                 written()
             self._soon(partial(self._finish, partial(future.set_result, result)))
 

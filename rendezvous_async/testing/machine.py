@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 from rendezvous_async.backends.system import System
 from rendezvous_async.backends.table.table import Table
 from rendezvous_async.testing.disk import Disk, DiskFiles, DiskWorker
+from rendezvous_async.testing.loop.sockets import SimulatedSocket
 from rendezvous_async.testing.transport import WireTransport
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class Process(System):
         return await self.machine.wire.dial(self, factory, host, port)
 
 
-class WireSocket:
+class WireSocket(SimulatedSocket):
     """A socket of a simulated process: one that listens, one that was accepted, or one that tries out an address."""
 
     def __init__(self, process: Process, transport: WireTransport | None = None) -> None:
@@ -228,7 +229,6 @@ class WireSocket:
         self._look()
 
     def attach(self, protocol: Any) -> tuple[Any, Any]:
-        """Give an accepted connection to a protocol."""
         transport, self._transport = self._transport, None
         assert transport is not None
         if not transport.is_closing():

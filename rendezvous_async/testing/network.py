@@ -103,6 +103,10 @@ class Network:
         """Return a backend for one process."""
         return Backend(SimulatedDriver(self, node, self._max_writes), run_id)
 
+    def is_served(self, nodes: Iterable[SimulatedNode]) -> bool:
+        """Return True: the server is always there."""
+        return True
+
     def aclose(self) -> None:
         """Do nothing: there is nothing to close."""
 

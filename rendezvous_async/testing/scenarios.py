@@ -20,11 +20,12 @@ import msgspec
 from rendezvous_async.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousStateError
 from rendezvous_async.settings import Timeouts
 from rendezvous_async.testing.checks import check
-from rendezvous_async.testing.cluster import Cluster, NotSettledError
+from rendezvous_async.testing.cluster import Cluster, NetworkKind, NotSettledError
+from rendezvous_async.testing.faults import Faults
 from rendezvous_async.testing.history import Fault, Formed, History
 from rendezvous_async.testing.loop.clock import run
-from rendezvous_async.testing.network import Faults
 from rendezvous_async.testing.programs import Program, worker
+from rendezvous_async.testing.service import ServerKind
 
 __all__ = [
     "Elasticity",
@@ -39,6 +40,7 @@ __all__ = [
     "perform",
     "play",
     "scenario_of",
+    "server_of",
     "simulate",
 ]
 
@@ -56,9 +58,11 @@ WEIGHTS = {
     "lose_server": 1,
 }
 """What is drawn, and how often; each is a method of ``Cluster``."""
+WEIGHTS_OF_A_LOG = {"restart_server": 1, "lose_power": 4, "fail_sync": 1, "slow_disk": 1}
+"""The same for a server with a log, beside the others."""
 SCALING = 0.3
 """How probably a run that is scaled is scaled after each of them."""
-ACTIONS = frozenset({*WEIGHTS, "close", "mend", "scale", "wait"})
+ACTIONS = frozenset({*WEIGHTS, *WEIGHTS_OF_A_LOG, "close", "mend", "scale", "wait"})
 
 
 class Step(msgspec.Struct, frozen=True, repr_omit_defaults=True):
@@ -66,8 +70,10 @@ class Step(msgspec.Struct, frozen=True, repr_omit_defaults=True):
 
     Attributes:
         at: When, in seconds from the first phase's begin.
-        do: A method of ``Cluster``, ``mend`` (heal the network, and resume or start every node) or ``wait`` (nothing).
+        do: A method of ``Cluster``, ``mend`` (heal the network, and resume or start every node), ``fail_sync`` (of the
+            server's disk, once), ``slow_disk`` or ``wait`` (nothing).
         nodes: Who is concerned. A partition leaves them the server; the first of them that runs closes or scales.
+        amount: After how many changes of the disk the power is lost; the latency of a slow disk, in seconds.
         sizes: The sizes to scale the run to; None: they stay.
         target: The target to scale it to; None: it stays.
     """
@@ -75,6 +81,7 @@ class Step(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     at: float
     do: str
     nodes: tuple[int, ...] = ()
+    amount: float = 0.0
     sizes: str | None = None
     target: int | None = None
 
@@ -116,6 +123,8 @@ class Scenario(msgspec.Struct, frozen=True, repr_omit_defaults=True):
         max_writes: The limit of writes per commit; with a small one, rounds form in batches.
         timeouts: The timeouts of every node.
         elasticity: The shape of its worlds.
+        network: ``wire`` or ``stand-in``.
+        server: ``memory``, ``log`` or ``hosted``.
     """
 
     seed: int
@@ -128,6 +137,8 @@ class Scenario(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     max_writes: int = 1024
     timeouts: Timeouts = Timeouts()
     elasticity: Elasticity = Elasticity()
+    network: NetworkKind = "wire"
+    server: ServerKind = "memory"
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -140,7 +151,9 @@ class Report(msgspec.Struct, frozen=True):
     digest: str
 
 
-def scenario_of(seed: int, nodes: int | None = None, actions: int | None = None) -> Scenario:
+def scenario_of(
+    seed: int, nodes: int | None = None, actions: int | None = None, network: NetworkKind = "wire"
+) -> Scenario:
     """Return the scenario of a seed; the numbers of nodes and of faults can be overridden."""
     for name, given, least in (("nodes", nodes, 1), ("actions", actions, 0)):
         if given is not None and (type(given) is not int or given < least):
@@ -156,12 +169,34 @@ def scenario_of(seed: int, nodes: int | None = None, actions: int | None = None)
     faults = Faults(delay=delay, drop_request=bad, drop_reply=bad, late=rng.choice((0.0, bad)))
     length = rng.randint(3, 25) if actions is None else actions
     closes = rng.random() < 0.2
+    server = server_of(rng, network)
     rng = random.Random(seed + 1)
     last_call, heartbeat = rng.choice((0.5, 5.0)), rng.choice((1.0, 5.0))
     elasticity, grow, scales = elasticity_of(seed, count)
     timeouts = Timeouts(join=120, last_call=last_call, close=5, heartbeat=heartbeat, grow=grow)
-    steps = tuple(_draw_steps(rng, count, length, closes, elasticity.per_domain if scales else 0))
-    return Scenario(seed, count, min_nodes, max_nodes, steps, faults, ranks, max_writes, timeouts, elasticity)
+    steps = tuple(_draw_steps(rng, count, length, server, elasticity.per_domain if scales else 0))
+    if closes:
+        steps = (*steps, draw_close(rng, steps[-1].at, count))
+    return Scenario(
+        seed,
+        count,
+        min_nodes,
+        max_nodes,
+        steps,
+        faults,
+        ranks=ranks,
+        max_writes=max_writes,
+        timeouts=timeouts,
+        elasticity=elasticity,
+        network=network,
+        server=server,
+    )
+
+
+def server_of(rng: random.Random, network: NetworkKind) -> ServerKind:
+    """Draw a kind of server."""
+    kinds: tuple[ServerKind, ...] = ("memory", "memory", "log", "hosted")
+    return rng.choice(kinds) if network == "wire" else "memory"
 
 
 def elasticity_of(seed: int, nodes: int) -> tuple[Elasticity, float, bool]:
@@ -178,25 +213,30 @@ def elasticity_of(seed: int, nodes: int) -> tuple[Elasticity, float, bool]:
     return Elasticity(sizes, rng.choice(("", "rack"))), grow, scales
 
 
-def _draw_steps(rng: random.Random, nodes: int, length: int, closes: bool, scales_by: int) -> Iterator[Step]:
+def _draw_steps(rng: random.Random, nodes: int, length: int, server: ServerKind, scales_by: int) -> Iterator[Step]:
     at = 0.0
     for _ in range(length):
-        yield draw_step(rng, at, nodes)
+        yield draw_step(rng, at, nodes, server)
         if scales_by and rng.random() < SCALING:
             yield draw_scale(rng, at, nodes, scales_by)
         at = round(at + rng.choice((0.0, 0.01, 0.3, 1.0, 4.0, 12.0)), 2)
-    yield draw_close(rng, at, nodes) if closes else Step(at, "wait")
+    yield Step(at, "wait")
 
 
-def draw_step(rng: random.Random, at: float, nodes: int) -> Step:
-    """Draw something that happens to a cluster of so many nodes."""
+def draw_step(rng: random.Random, at: float, nodes: int, server: ServerKind) -> Step:
+    """Draw something that happens to a cluster of so many nodes with this server."""
     node = rng.randrange(nodes)
     side = tuple(other for other in range(nodes) if rng.random() < 0.5)
-    match rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]:
+    weights = WEIGHTS | WEIGHTS_OF_A_LOG if server == "log" else WEIGHTS
+    match rng.choices(list(weights), list(weights.values()))[0]:
         case "partition":
             return Step(at, "partition", side)
-        case "heal" | "lose_server" as do:
+        case "heal" | "lose_server" | "restart_server" | "fail_sync" as do:
             return Step(at, do)
+        case "lose_power":
+            return Step(at, "lose_power", amount=rng.choice((0, rng.randint(1, 20))))
+        case "slow_disk":
+            return Step(at, "slow_disk", amount=rng.choice((0.002, 0.1, 1.0)))
         case do:
             return Step(at, do, (node,))
 
@@ -207,7 +247,7 @@ def draw_scale(rng: random.Random, at: float, nodes: int, unit: int) -> Step:
     if rng.random() < 0.5:
         return Step(at, "scale", able, target=unit * rng.randint(0, max(1, nodes // unit)))
     low = unit * rng.randint(1, max(1, nodes // unit))
-    return Step(at, "scale", able, f"{low}:{low + unit * rng.randint(0, 2)}")
+    return Step(at, "scale", able, sizes=f"{low}:{low + unit * rng.randint(0, 2)}")
 
 
 def draw_close(rng: random.Random, at: float, nodes: int) -> Step:
@@ -256,6 +296,8 @@ def play(
         timeouts=scenario.timeouts,
         ranks=scenario.ranks,
         max_writes=scenario.max_writes,
+        network=scenario.network,
+        server=scenario.server,
         **scenario.elasticity.for_cluster,
     )
     unsettled: NotSettledError | None = None
@@ -293,6 +335,14 @@ async def _act(cluster: Cluster, step: Step) -> None:
             cluster.heal()
         case "lose_server":
             cluster.lose_server()
+        case "restart_server":
+            cluster.restart_server()
+        case "lose_power":
+            cluster.lose_power(after=int(step.amount))
+        case "fail_sync":
+            cluster.disk.failing_syncs = 1
+        case "slow_disk":
+            cluster.disk.latency = step.amount
         case "mend":
             _mend(cluster)
         case "close" | "scale":
@@ -314,6 +364,8 @@ async def come_to_rest(cluster: Cluster) -> None:
         NotSettledError: It does not settle in time.
     """
     cluster.network.faults = QUIET
+    if cluster.server == "log":
+        cluster.disk.mend()
     _mend(cluster)
     await cluster.settle()
 

@@ -132,6 +132,10 @@ class TcpNetwork:
         self._calls += 1
         return await self.wire.machine(self.machine_of(node)).start(f"call {self._calls}", in_process)
 
+    def is_served(self, nodes: Iterable[SimulatedNode]) -> bool:
+        """Tell whether a server runs, or one of these nodes would host it."""
+        return self._kind != "hosted" or HEAD in map(self.machine_of, nodes)
+
     # Faults
 
     def cut(self, nodes: Iterable[SimulatedNode]) -> None:
@@ -162,10 +166,9 @@ class TcpNetwork:
         self._boot()
 
     def aclose(self) -> None:
-        """Stop the server and take the network from the loop."""
+        """End everything that runs; the loop has no other network from now on."""
         for machine in self.wire.machines.values():
             machine.cut_power()
-        self.wire.close()
 
     # The server
 

@@ -75,10 +75,6 @@ class Wire:
             found = self.machines[name] = self._addresses[address] = Machine(self, name, address)
         return found
 
-    def close(self) -> None:
-        """Take the network from the loop."""
-        self.loop.network = None
-
     # What is in the way
 
     def cut(self, source: str, target: str) -> None:
@@ -107,9 +103,6 @@ class Wire:
 
     def process(self, group: Hashable | None) -> Process | None:
         return self.processes.get(group)
-
-    def owns(self, sock: Any) -> bool:
-        return isinstance(sock, WireSocket)
 
     def find(self, asker: Machine, host: str) -> Machine | None:
         """Return the machine at a name or an address, as another one sees it."""
@@ -195,7 +188,7 @@ class Wire:
 
     def _fly(self, sender: WireTransport, item: Item, further: float = 0.0) -> None:
         faults, now = self.faults, self.loop.lease_time()
-        at = now + further + (0.0 if sender.process.machine is sender.peer.process.machine else self.leg())
+        at = now + further + self.leg()
         if faults.bandwidth and item:
             at = max(at, sender.last_at) + len(item) / faults.bandwidth
         sender.last_at = max(at, sender.last_at)

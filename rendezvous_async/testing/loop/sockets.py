@@ -16,11 +16,27 @@ if TYPE_CHECKING:
     from rendezvous_async.testing.machine import Process
     from rendezvous_async.testing.wire import Wire
 
-__all__ = ["SocketsLoop"]
+__all__ = ["SimulatedSocket", "SocketsLoop"]
 
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+
+class SimulatedSocket:
+    """A socket that is none of the real system's."""
+
+    def attach(self, protocol: Any) -> tuple[Any, Any]:
+        """Give an accepted connection to a protocol."""
+        raise NotImplementedError
+
+    def add_reader(self, callback: Callable[..., object], *args: Any) -> None:
+        """Call this whenever a connection waits to be accepted."""
+        raise NotImplementedError
+
+    def remove_reader(self) -> None:
+        """Undo ``add_reader``."""
+        raise NotImplementedError
 
 
 class SocketsLoop(asyncio.SelectorEventLoop):
@@ -56,20 +72,20 @@ class SocketsLoop(asyncio.SelectorEventLoop):
         return await process.dial(protocol_factory, host, port)
 
     async def connect_accepted_socket(self, protocol_factory: Any, sock: Any, **options: Any) -> Any:
-        if self.network is None or not self.network.owns(sock):
+        if not isinstance(sock, SimulatedSocket):
             return await super().connect_accepted_socket(protocol_factory, sock, **options)
         if options.get("ssl") is not None:
             raise NotImplementedError("a simulated network has no TLS")
         return sock.attach(protocol_factory())
 
     def add_reader(self, fd: Any, callback: Callable[[*Ts], Any], *args: *Ts) -> None:
-        if self.network is None or not self.network.owns(fd):
+        if not isinstance(fd, SimulatedSocket):
             super().add_reader(fd, callback, *args)
         else:
             fd.add_reader(callback, *args)
 
     def remove_reader(self, fd: Any) -> bool:
-        if self.network is None or not self.network.owns(fd):
+        if not isinstance(fd, SimulatedSocket):
             return super().remove_reader(fd)
         fd.remove_reader()
         return True
