@@ -201,7 +201,7 @@ class Store:
 
         A barrier that carries a small value: each member writes one key and waits for one, in which rank 0 puts all.
         Failed calls do not count, as with ``barrier``. All values together have at most 1 MiB, or a quarter of what the
-        backend takes at once.
+        backend takes at once. They stay in the backend until a later barrier or gather, or until the round ends.
 
         Raises:
             ValueError: The value is too large for a world of this size.

@@ -137,25 +137,13 @@ def elasticity_of(seed: int, nodes: int) -> Elasticity:
     rng = random.Random(f"plan {seed}")
     if rng.random() < 0.6:
         return Elasticity()
-    pairs = rng.random() < 0.4
-    most = nodes if not pairs else max(2, nodes - nodes % 2)
-    step = rng.choice((2, 3)) if not pairs else 2
-    sizes = rng.choice(
-        (
-            "",
-            f"{step}:{max(step, most - most % step)}:{step}",
-            ",".join(map(str, sorted(rng.sample(range(1, nodes + 1), min(nodes, 3))))),
-        )
-    )
-    if pairs:
-        sizes = f"2:{most}"
-    return Elasticity(
-        sizes=sizes,
-        domain="rack" if pairs else rng.choice(("", "rack")),
-        per_domain=2 if pairs else 1,
-        grow=rng.choice((0.0, 0.0, 0.3, 5.0)),
-        scales=rng.random() < 0.5,
-    )
+    scales, grow = rng.random() < 0.5, rng.choice((0.0, 0.0, 0.3, 5.0))
+    if rng.random() < 0.4:
+        return Elasticity(f"2:{max(2, nodes - nodes % 2)}", "rack", 2, grow, scales)
+    step = rng.choice((2, 3))
+    some = sorted(rng.sample(range(1, nodes + 1), min(nodes, 3)))
+    sizes = rng.choice(("", f"{step}:{step * max(1, nodes // step)}:{step}", ",".join(map(str, some))))
+    return Elasticity(sizes, rng.choice(("", "rack")), 1, grow, scales)
 
 
 def simulate(scenario: Scenario, watch: Callable[[History], None] = check) -> Report:
