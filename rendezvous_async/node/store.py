@@ -272,11 +272,10 @@ class Store:
         return result.get(place, b"")
 
     async def _result_at(self, place: str) -> bytes:
-        """Return what rank 0 wrote at a barrier that all have reached."""
+        """Return what rank 0 wrote at a barrier that all have reached; it stays until this member has reported it."""
         entry = await self._read(place)
         if entry is None or entry.value is None:
-            await self._confirm()
-            raise RendezvousFencedError(f"{self!r}: the barrier at {place!r} is gone")
+            raise RendezvousFencedError(f"{self!r}: round {self._round} is over; join() again for the next one")
         return entry.value
 
     def _over(self, here: Mapping[str, bytes]) -> list[str]:
