@@ -44,7 +44,7 @@ class Present(msgspec.Struct, frozen=True):
         role: ``member`` holds the round, ``back`` has returned to the barrier, ``waiting`` is new, ``spare`` is not in
             the largest world of all who are here, ``foreign`` came with other settings.
         rank: In the round, for its members.
-        address: What it says other members reach it at.
+        address: Where other members reach it, by its own account.
         displaced: The address of a live node with the same id whose place it took.
     """
 
@@ -193,7 +193,7 @@ def diagnose(
     records: Iterable[tuple[str, Node, int]],
     coordinator: str | None,
 ) -> Status:
-    """Return what is to be said about a run.
+    """Return the status of a run.
 
     Args:
         run_id: Which run.

@@ -36,10 +36,10 @@ class Store:
 
     Args:
         backend: The run's.
-        round: Whose store it is.
+        round: The round's number.
         token: The round's fencing token.
-        rank: Of this member, for barriers.
-        size: Of the world, for barriers.
+        rank: This member's rank, for barriers.
+        size: The size of the world, for barriers.
         check: Raises if this node is out.
         news: Fires when that may have changed, so that a wait can end.
         call_timeout: For one call to the backend; a node that waits longer is out anyway.
@@ -279,7 +279,7 @@ class Store:
         return entry.value
 
     def _over(self, here: Mapping[str, bytes]) -> list[str]:
-        """Return the barriers that all members have reported to have passed, with the reports in ``here``."""
+        """Return the barriers that all members have reported as passed, with the reports in ``here``."""
         for key, told in here.items():
             for barrier in told.partition(b"\n")[0].decode("ascii", "replace").split("/"):
                 if barrier in self._telling:
@@ -364,5 +364,5 @@ def _bytes(value: bytes | str) -> bytes:
     if isinstance(value, str):
         return value.encode()
     if not isinstance(value, bytes | bytearray | memoryview):
-        raise TypeError(f"a value must be bytes or a text, not {value!r}")
+        raise TypeError(f"a value must be bytes or a string, not {value!r}")
     return bytes(value)

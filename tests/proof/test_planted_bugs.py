@@ -36,8 +36,8 @@ from rendezvous_async.sizes import Sizes
 from rendezvous_async.testing import scenarios as simulation
 from rendezvous_async.testing.checks import BrokenGuaranteeError, check
 from rendezvous_async.testing.cluster import Cluster, NotSettledError
+from rendezvous_async.testing.faults import Faults
 from rendezvous_async.testing.loop.clock import LivelockError, run
-from rendezvous_async.testing.network import Faults
 
 Plant = Callable[[MonkeyPatch], None]
 Play = Callable[[int], None]
@@ -243,7 +243,7 @@ def more_than_max_are_let_in(patch: MonkeyPatch) -> None:
     patch.setattr(rules, "choose", lambda candidates, shape: choose(candidates, shape.most + 1))
 
 
-@bug("members_are_accounted_for")
+@bug("members_are_accounted_for", "only_arrivals_are_in")
 def the_next_round_does_not_wait_for_all_members(patch: MonkeyPatch) -> None:
     count = rules._count
 
