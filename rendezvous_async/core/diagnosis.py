@@ -264,9 +264,9 @@ def _in_next(tally: Tally) -> set[str]:
         return set()
     everybody = tally.candidates()
     if tally.holding:
-        members = ((node, seat.rank) for node, seat in tally.seats.items() if node in tally.holding | tally.returned)
         everybody = [candidate for candidate in everybody if candidate.node in tally.newcomers]
-        everybody += [Candidate(node, 0, rank, labels=tally.records[node][0].labels) for node, rank in members]
+        for node in tally.holding | tally.returned:
+            everybody.append(Candidate(node, 0, tally.seats[node].rank, labels=tally.records[node][0].labels))
     domain = tally.shape.domain
     world = choose(everybody, tally.shape) or [c for c in everybody if not domain or domain in c.labels]
     return {candidate.node for candidate in world}
