@@ -12,6 +12,8 @@ from datetime import timedelta
 from threading import Event, Thread
 from typing import TypeVar
 
+import pytest
+
 from rendezvous_async.backends.base import Put
 from rendezvous_async.core.state import NODES, STATE
 from rendezvous_async.sync import (
@@ -21,8 +23,19 @@ from rendezvous_async.sync import (
     RendezvousTimeout,
 )
 from rendezvous_async.sync.carrier import at_endpoint
+from tests.proof.campaign.namespaces import Link, Links
 
-__all__ = ["PATIENCE", "count_nodes", "damage", "in_thread", "join_all", "make_handler", "serve_apart", "wait_until"]
+__all__ = [
+    "PATIENCE",
+    "count_nodes",
+    "damage",
+    "in_thread",
+    "join_all",
+    "linked",
+    "make_handler",
+    "serve_apart",
+    "wait_until",
+]
 
 PATIENCE = float(os.environ.get("RENDEZVOUS_TEST_PATIENCE", "60"))
 """Seconds after which a test gives up; ``tests.proof.mutations`` has less."""
@@ -55,6 +68,18 @@ def make_handler(
     seconds = [timedelta(seconds=value) for value in (join, last_call, 10, 5)]
     settings = RendezvousSettings(run_id, *nodes, RendezvousTimeout(*seconds))
     return DynamicRendezvousHandler(name, at_endpoint(endpoint), settings, local_addr="127.0.0.1")
+
+
+def linked(number: int) -> Iterator[Link]:
+    """Yield a link to another machine, as far as the network goes; for fixtures, whose numbers must differ."""
+    links = Links(number)
+    links.make(1)
+    if links.why_not:
+        pytest.skip(links.why_not)
+    try:
+        yield links.links[0]
+    finally:
+        links.remove()
 
 
 def in_thread(function: Callable[..., T], *args: object) -> Future[T]:

@@ -106,11 +106,12 @@ def test_connect_takes_what_the_design_says() -> None:
 
 def test_timeouts_have_the_defaults_of_the_design() -> None:
     defaults = msgspec.structs.asdict(rdzv.Timeouts())
-    assert defaults == {"join": 600, "last_call": 30, "regroup": None, "close": 30, "heartbeat": 5}
+    assert defaults == {"join": 600, "last_call": 30, "regroup": None, "close": 30, "heartbeat": 5, "grow": 0}
 
 
 def test_changes_are_ordered_by_how_final_they_are() -> None:
-    assert list(Change) == [Change.CLOSED, Change.EVICTED, Change.MEMBER_LOST, Change.NODES_WAITING]
+    order = [Change.CLOSED, Change.EVICTED, Change.MEMBER_LOST, Change.RESIZED, Change.NODES_WAITING]
+    assert list(Change) == order
 
 
 @pytest.mark.parametrize(

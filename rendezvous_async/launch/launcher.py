@@ -56,6 +56,7 @@ RETRY = 0.5
 WORDS = {
     Change.EVICTED: "this node was evicted",
     Change.MEMBER_LOST: "a node was lost or left",
+    Change.RESIZED: "the run was scaled",
     Change.NODES_WAITING: "a node is waiting to join",
 }
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

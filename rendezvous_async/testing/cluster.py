@@ -22,7 +22,9 @@ would end a real process counts as a failure, even ``RendezvousClosedError``; a 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+from collections import Counter
 from collections.abc import Iterable
 from contextvars import copy_context
 from functools import partial
@@ -31,15 +33,17 @@ from typing import Any
 
 import anyio
 
-from rendezvous_async.admin import close_run
+from rendezvous_async.admin import close_run, scale_run
 from rendezvous_async.aio.deadline import answer_within
 from rendezvous_async.backends.base import Token
+from rendezvous_async.core.shape import largest_size
+from rendezvous_async.core.spec import Spec
 from rendezvous_async.core.state import Head, Phase
 from rendezvous_async.node.connect import connect
 from rendezvous_async.node.rendezvous import Rendezvous
 from rendezvous_async.node.world import World
 from rendezvous_async.settings import Timeouts, check_seconds
-from rendezvous_async.testing.history import CloseCalled, Fault, History, Settled
+from rendezvous_async.testing.history import CloseCalled, Fault, History, ScaleCalled, Settled
 from rendezvous_async.testing.loop.clock import virtual_loop
 from rendezvous_async.testing.network import Faults, Network
 from rendezvous_async.testing.nodes import SimulatedNode, now
@@ -70,6 +74,9 @@ class Cluster:
         keep_alive_max_attempt: As for ``connect``.
         ranks: The rank policy.
         max_writes: The backend's limit of writes per commit; with a small one, rounds form in batches.
+        sizes: The sizes of a round, instead of ``min_nodes`` and ``max_nodes``: ``"4:64:4"`` or ``"4,8,16"``.
+        domain: The label of the domains that a round is made of; nodes with even and with odd numbers are one each.
+        per_domain: As for ``connect``.
 
     Raises:
         ValueError: An argument is wrong. Methods raise it for a node that does not exist.
@@ -89,6 +96,9 @@ class Cluster:
         keep_alive_max_attempt: int = 5,
         ranks: str = "sticky",
         max_writes: int = 1024,
+        sizes: str = "",
+        domain: str = "",
+        per_domain: int = 1,
     ) -> None:
         self.timeouts: Timeouts = Timeouts() if timeouts is None else timeouts
         self._faults = Faults() if faults is None else faults
@@ -103,18 +113,21 @@ class Cluster:
             raise ValueError(f"faults must be a Faults, not {faults!r}")
         if not callable(program):
             raise ValueError(f"program must be a coroutine function that takes a Rendezvous, not {program!r}")
-        max_nodes = nodes if max_nodes is None else max_nodes
         self._settings: dict[str, Any] = {
             "run_id": "simulated",
-            "nodes": (min_nodes, max_nodes),
+            "nodes": sizes or (min_nodes, nodes if max_nodes is None else max_nodes),
             "timeouts": self.timeouts,
             "keep_alive_interval": keep_alive_interval,
             "keep_alive_max_attempt": keep_alive_max_attempt,
             "ranks": ranks,
+            "domain": domain,
+            "per_domain": per_domain,
         }
-        self._label = str(ranks).removeprefix("label:")
-        connect("memory://simulated", labels={self._label: ""}, **self._settings)  # Checks the settings.
-        self.history: History = History(min_nodes, max_nodes, keep_alive_interval * keep_alive_max_attempt)
+        self._labels = [name for name in (str(ranks).removeprefix("label:"), domain) if name]
+        settings = connect("memory://simulated", labels=self._labels_of(0), **self._settings).settings
+        self._shape = Head(settings=settings).shape
+        ttl = keep_alive_interval * keep_alive_max_attempt
+        self.history: History = History(settings.min_nodes, settings.max_nodes, ttl)
         self.nodes: list[SimulatedNode] = [SimulatedNode(f"node-{index}", self.history) for index in range(nodes)]
         self._rng = random.Random(seed)
         self._program = program
@@ -174,7 +187,7 @@ class Cluster:
             backend=network.open(node.process, "simulated", self._max_writes),
             node=node.name,
             address=node.name,
-            labels={self._label: f"group-{index % 2}"},
+            labels=self._labels_of(index),
             rng=random.Random(self._rng.getrandbits(64)),
             **self._settings,
         )
@@ -182,6 +195,9 @@ class Cluster:
         node.task = virtual_loop().start(node.process, self._live, node.rendezvous, name=node.process)
         ended = partial(self._ended, node, node.process)
         node.task.add_done_callback(ended, context=copy_context())
+
+    def _labels_of(self, index: int) -> dict[str, str]:
+        return dict.fromkeys(self._labels, f"group-{index % 2}")
 
     async def _live(self, rendezvous: Rendezvous) -> None:
         async with rendezvous:
@@ -288,8 +304,15 @@ class Cluster:
         with answer_within(self.timeouts.close, "close the run"):
             await close_run(self.network.open(node.process, "simulated"), reason, node.name)
 
+    async def scale(self, index: int, nodes: str | None = None, target: int | None = None) -> Spec:
+        """Scale the run as a node would; raise if the network is in the way."""
+        node = self._node(index)
+        self.history.add(ScaleCalled(now(), node.name))
+        with answer_within(self.timeouts.close, "scale the run"):
+            return await scale_run(self.network.open(node.process, "simulated"), nodes, target)
+
     async def settle(self, within: float | None = None) -> None:
-        """Wait until the cluster is quiet: a full round is held, or too few nodes run, or the run is closed.
+        """Wait until the cluster is quiet: the largest round is held, or none can form, or the run is closed.
 
         Args:
             within: Seconds to wait; by default what the timeouts allow.
@@ -300,6 +323,8 @@ class Cluster:
         """
         self._entered()
         longest = self.timeouts.last_call + 6 * self.history.ttl + 30
+        if self.timeouts.grow < math.inf:
+            longest += self.timeouts.grow
         if within is not None:
             longest = check_seconds("within", within)
         deadline = anyio.current_time() + longest
@@ -327,13 +352,21 @@ class Cluster:
             return not live and not roster
         if roster != set(live):
             return False
-        if len(live) < self.history.min_nodes:
-            return not any(node.holds for node in live.values())
+        shape = self._shape if head is None else head.shape
+        live_domains = Counter(
+            shape.domain and self._labels_of(index)[shape.domain]
+            for index, node in enumerate(self.nodes)
+            if node.name in live
+        )
+        largest = largest_size(live_domains, shape)
+        if not largest and not any(node.holds for node in live.values()):
+            return True
         if head is None or head.phase is not Phase.FORMED or head.waiting or head.lost:
             return False
         holding = {node.name for node in live.values() if node.holds is not None and node.holds.round == head.round}
         seated = {node for node, _, _ in self._witness.seats(head)}
-        return holding == seated and (holding == set(live) or head.size == self.history.max_nodes)
+        waits_for_a_call = head.held_back > 0 and self.timeouts.grow == math.inf
+        return holding == seated and (largest in (0, head.size) or waits_for_a_call)
 
     def _describe(self) -> str:
         return f"{self.head()}; roster {self._witness.roster}; {self.nodes}"

@@ -23,6 +23,7 @@ from rendezvous_async.testing.history import (
     Left,
     Record,
     Released,
+    ScaleCalled,
     Vanished,
 )
 from rendezvous_async.texts import counted
@@ -121,7 +122,9 @@ def _add(sketch: Sketch, running: set[str], record: Record) -> None:
             running.discard(node)
             sketch.end(node, at, "cut")
         case CloseCalled(node=node):
-            sketch.mark(node, at, "closing", f"{node} closes the run")
+            sketch.mark(node, at, "called", f"{node} closes the run")
+        case ScaleCalled(node=node):
+            sketch.mark(node, at, "called", f"{node} scales the run")
         case Fault(kind="partition" | "heal" as kind, nodes=nodes):
             cut = sketch.where("cut")
             if nodes or cut:

@@ -12,11 +12,12 @@ import hashlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 import anyio
 import msgspec
 
-from rendezvous_async.errors import RendezvousConnectionError
+from rendezvous_async.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousStateError
 from rendezvous_async.settings import Timeouts
 from rendezvous_async.testing.checks import check
 from rendezvous_async.testing.cluster import Cluster, NotSettledError
@@ -26,13 +27,15 @@ from rendezvous_async.testing.network import Faults
 from rendezvous_async.testing.programs import Program, worker
 
 __all__ = [
+    "Plan",
     "Report",
     "Scenario",
     "Step",
     "come_to_rest",
     "draw_close",
-    "draw_step",
+    "draw_steps",
     "perform",
+    "plan_of",
     "play",
     "scenario_of",
     "simulate",
@@ -52,7 +55,7 @@ WEIGHTS = {
     "lose_server": 1,
 }
 """What is drawn, and how often; each is a method of ``Cluster``."""
-ACTIONS = frozenset({*WEIGHTS, "close", "mend", "wait"})
+ACTIONS = frozenset({*WEIGHTS, "close", "mend", "scale", "wait"})
 
 
 class Step(msgspec.Struct, frozen=True, repr_omit_defaults=True):
@@ -61,16 +64,43 @@ class Step(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     Attributes:
         at: When, in seconds from the first phase's begin.
         do: A method of ``Cluster``, ``mend`` (heal the network, and resume or start every node) or ``wait`` (nothing).
-        nodes: Who is concerned. A partition leaves them the server; a close comes from the first of them that runs.
+        nodes: Who is concerned. A partition leaves them the server; the first of them that runs closes or scales.
+        sizes: To what the run is scaled; empty: only the target changes.
+        target: The target of the scaled run, or the largest valid size below.
     """
 
     at: float
     do: str
     nodes: tuple[int, ...] = ()
+    sizes: str = ""
+    target: int = 0
 
     def __post_init__(self) -> None:
         if self.do not in ACTIONS:
             raise ValueError(f"a step does one of {', '.join(sorted(ACTIONS))}, not {self.do!r}")
+
+
+class Plan(msgspec.Struct, frozen=True, repr_omit_defaults=True):
+    """The shape of a run's worlds, and whether it is scaled; by default any size, and never.
+
+    Attributes:
+        sizes: As for ``Cluster``; empty: its minimum and maximum.
+        domain: As for ``Cluster``.
+        per_domain: As for ``Cluster``.
+        grow: Seconds for which newcomers are held back.
+        scales: Whether nodes scale the run in the first phase.
+    """
+
+    sizes: str = ""
+    domain: str = ""
+    per_domain: int = 1
+    grow: float = 0.0
+    scales: bool = False
+
+    @property
+    def for_cluster(self) -> dict[str, Any]:
+        """The arguments of ``Cluster`` that it stands for."""
+        return {"sizes": self.sizes, "domain": self.domain, "per_domain": self.per_domain}
 
 
 class Scenario(msgspec.Struct, frozen=True, repr_omit_defaults=True):
@@ -86,6 +116,7 @@ class Scenario(msgspec.Struct, frozen=True, repr_omit_defaults=True):
         ranks: The rank policy.
         max_writes: The limit of writes per commit; with a small one, rounds form in batches.
         timeouts: The timeouts of every node.
+        plan: The shape of its worlds.
     """
 
     seed: int
@@ -97,6 +128,7 @@ class Scenario(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     ranks: str = "sticky"
     max_writes: int = 1024
     timeouts: Timeouts = Timeouts()
+    plan: Plan = Plan()
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -125,22 +157,59 @@ def scenario_of(seed: int, nodes: int | None = None, actions: int | None = None)
     faults = Faults(delay=delay, drop_request=bad, drop_reply=bad, late=rng.choice((0.0, bad)))
     length = rng.randint(3, 25) if actions is None else actions
     closes = rng.random() < 0.2
+    plan = plan_of(seed, count)
     rng = random.Random(seed + 1)
-    timeouts = Timeouts(join=120, last_call=rng.choice((0.5, 5.0)), close=5, heartbeat=rng.choice((1.0, 5.0)))
-    steps = tuple(_draw_steps(rng, count, length, closes))
-    return Scenario(seed, count, min_nodes, max_nodes, steps, faults, ranks, max_writes, timeouts)
+    last_call, heartbeat = rng.choice((0.5, 5.0)), rng.choice((1.0, 5.0))
+    timeouts = Timeouts(join=120, last_call=last_call, close=5, heartbeat=heartbeat, grow=plan.grow)
+    steps = tuple(draw_steps(rng, count, plan, length, (0.0, 0.01, 0.3, 1.0, 4.0, 12.0)))
+    if closes:
+        steps = (*steps, draw_close(rng, steps[-1].at, count))
+    return Scenario(seed, count, min_nodes, max_nodes, steps, faults, ranks, max_writes, timeouts, plan)
 
 
-def _draw_steps(rng: random.Random, nodes: int, length: int, closes: bool) -> Iterator[Step]:
+def plan_of(seed: int, nodes: int) -> Plan:
+    """Return the plan of a seed: in most cases there is none."""
+    rng = random.Random(f"plan {seed}")
+    if rng.random() < 0.6:
+        return Plan()
+    pairs = rng.random() < 0.4
+    most = nodes if not pairs else max(2, nodes - nodes % 2)
+    step = rng.choice((2, 3)) if not pairs else 2
+    sizes = rng.choice(
+        (
+            "",
+            f"{step}:{max(step, most - most % step)}:{step}",
+            ",".join(map(str, sorted(rng.sample(range(1, nodes + 1), min(nodes, 3))))),
+        )
+    )
+    if pairs:
+        sizes = f"2:{most}"
+    return Plan(
+        sizes=sizes,
+        domain="rack" if pairs else rng.choice(("", "rack")),
+        per_domain=2 if pairs else 1,
+        grow=rng.choice((0.0, 0.0, 0.3, 5.0)),
+        scales=rng.random() < 0.5,
+    )
+
+
+def draw_steps(
+    rng: random.Random, nodes: int, plan: Plan, length: int, pauses: Sequence[float], mending: float = 0.0
+) -> Iterator[Step]:
+    """Draw what happens to a cluster; before each thing it may be mended, and it is left alone for a while after it."""
     at = 0.0
     for _ in range(length):
-        yield draw_step(rng, at, nodes)
-        at = round(at + rng.choice((0.0, 0.01, 0.3, 1.0, 4.0, 12.0)), 2)
-    yield draw_close(rng, at, nodes) if closes else Step(at, "wait")
+        if mending and rng.random() < mending:
+            yield Step(at, "mend")
+            at = round(at + rng.choice(pauses), 2)
+        yield _draw_step(rng, at, nodes)
+        if plan.scales and rng.random() > 0.7:
+            yield _draw_scale(rng, at, nodes, plan.per_domain)
+        at = round(at + rng.choice(pauses), 2)
+    yield Step(at, "wait")
 
 
-def draw_step(rng: random.Random, at: float, nodes: int) -> Step:
-    """Draw something that happens to a cluster of so many nodes."""
+def _draw_step(rng: random.Random, at: float, nodes: int) -> Step:
     node = rng.randrange(nodes)
     side = tuple(other for other in range(nodes) if rng.random() < 0.5)
     match rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]:
@@ -150,6 +219,14 @@ def draw_step(rng: random.Random, at: float, nodes: int) -> Step:
             return Step(at, do)
         case do:
             return Step(at, do, (node,))
+
+
+def _draw_scale(rng: random.Random, at: float, nodes: int, unit: int) -> Step:
+    order = tuple(rng.sample(range(nodes), nodes))
+    if rng.random() < 0.5:
+        return Step(at, "scale", order, target=rng.randint(0, nodes))
+    low = unit * rng.randint(1, max(1, nodes // unit))
+    return Step(at, "scale", order, f"{low}:{low + unit * rng.randint(0, 2)}")
 
 
 def draw_close(rng: random.Random, at: float, nodes: int) -> Step:
@@ -198,6 +275,7 @@ def play(
         timeouts=scenario.timeouts,
         ranks=scenario.ranks,
         max_writes=scenario.max_writes,
+        **scenario.plan.for_cluster,
     )
     unsettled: NotSettledError | None = None
     try:
@@ -236,8 +314,10 @@ async def _act(cluster: Cluster, step: Step) -> None:
             cluster.lose_server()
         case "mend":
             _mend(cluster)
-        case "close":
-            await _close_by_one(cluster, step.nodes)
+        case "close" | "scale":
+            able = [index for index in step.nodes if cluster.nodes[index].live and not cluster.nodes[index].paused]
+            if able:
+                await _close_or_scale(cluster, able[0], step)
         case "wait":
             pass
         case method:
@@ -263,10 +343,13 @@ def _mend(cluster: Cluster) -> None:
         cluster.start(index)
 
 
-async def _close_by_one(cluster: Cluster, order: Sequence[int]) -> None:
-    for index in order:
-        node = cluster.nodes[index]
-        if node.live and not node.paused:
-            with suppress(RendezvousConnectionError):  # It may or may not have happened; the history knows.
-                await cluster.close(index, "end of the scenario")
-            return
+async def _close_or_scale(cluster: Cluster, index: int, step: Step) -> None:
+    """Let a node close or scale the run, if it can: others may have closed it, or scaled it, meanwhile."""
+    head = cluster.head()
+    with suppress(RendezvousConnectionError):  # It may or may not have happened; the history knows.
+        if step.do == "close":
+            await cluster.close(index, "end of the scenario")
+        elif head is not None and head.closed is None:
+            target = max((size for size in head.shape.valid_sizes if size <= step.target), default=0)
+            with suppress(RendezvousClosedError, RendezvousStateError, ValueError):
+                await cluster.scale(index, step.sizes or None, target)

@@ -8,6 +8,8 @@ from textwrap import dedent
 import msgspec
 
 from rendezvous_async.core.diagnosis import SHOW_AT_MOST, Absent, Present, Role, Status, diagnose
+from rendezvous_async.core.shape import Shape, explain
+from rendezvous_async.core.spec import Spec
 from rendezvous_async.core.state import Closed, Head, Node, Phase, Seat
 from rendezvous_async.settings import Settings
 from tests.core.make import TWO_TO_FOUR, formed, record
@@ -43,6 +45,9 @@ def test_too_few_are_here() -> None:
     assert shown == Status(
         run_id="job-7",
         settings=TWO_TO_FOUR,
+        spec=Spec("2:4"),
+        origin=TWO_TO_FOUR.fingerprint,
+        fit=explain({"": 1}, Shape(TWO_TO_FOUR.sizes)),
         here=(Present("a", Role.WAITING, None, "10.0.0.1"),),
         missing=1,
         coordinator="a",

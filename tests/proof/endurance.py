@@ -2,7 +2,7 @@
 
 A file remembers how far it is: which seeds were played with which code, what came to pass, and what failed. It is
 replaced as a whole after every saga, so that whoever interrupts it and starts it again loses seconds. Rounds count
-only for the code that formed them: when the library changes, the count for it begins anew, and the file keeps what was
+only for the code that formed them: when the library changes, the count starts over, and the file keeps what was
 proved about the code before. Failures stay in the file, and make the exit code 1, until the file is deleted.
 """
 
@@ -117,7 +117,7 @@ def play_seed(seed: int) -> tuple[Deeds, float, tuple[Failure, ...]]:
 
 
 def endure(stretch: Stretch, rounds: int, processes: int) -> Iterator[Stretch]:
-    """Go on where ``stretch`` ends, until so many rounds have formed; yields how far it is, saga by saga."""
+    """Go on where ``stretch`` ends, until enough rounds have formed; yield the progress, saga by saga."""
     under_way: deque[Future[tuple[Deeds, float, tuple[Failure, ...]]]] = deque()
     others = active_children()
     pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_prepare)
@@ -182,7 +182,7 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> int:
         return 0
     known = Endurance.load(options.progress)
     start = stretch = known.of(code_version())
-    say(f"goes on at saga {start.seed}" if start.seed else "begins anew: nothing was played with this code yet")
+    say(f"goes on at saga {start.seed}" if start.seed else "starts over: nothing was played with this code yet")
     shown = len(stretch.failures)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -57,8 +57,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     # The rules
     Mutation(
         "core/rules.py",
-        "    if tally.at_barrier >= settings.max_nodes:",
-        "    if tally.at_barrier > settings.max_nodes:",
+        "    if size == tally.shape.most or fills_the_gap:",
+        "    if fills_the_gap:",
         "a full barrier waits for the last call",
         "tests/node/test_join.py::test_max_forms_at_once",
     ),
@@ -73,7 +73,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "core/rules.py",
         "        return Shut(head.closed, spare)",
         "        return Pending(spare)",
-        "who waits at the barrier is not told of a close",
+        "a node at the barrier is not told of a close",
         "tests/node/test_join.py::test_closing_ends_every_join_and_every_world_for_good",
     ),
     Mutation(
@@ -85,10 +85,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "core/tally.py",
-        "        places = max(0, self.head.settings.max_nodes - self.live_members)",
-        "        places = self.head.settings.max_nodes",
+        "        return count_newcomers(self.member_domains, self.newcomer_domains, self.shape)",
+        "        return len(self.newcomers)",
         "spares count as waiting, and a full world restarts for them",
-        "tests/core/test_tally.py::test_spares_do_not_count_as_waiting",
+        "tests/core/test_tally.py::test_spares_are_not_wanted",
     ),
     Mutation(
         "core/tally.py",
@@ -99,7 +99,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "core/ranks.py",
-        "    if survivors and free and free[-1] == 0:",
+        "    if needs_lead and survivors and free and free[-1] == 0:",
         "    if False:",
         "a newcomer takes rank 0 from the survivors",
         "tests/core/test_ranks.py::test_sticky_3_if_0_is_free_the_lowest_survivor_moves_there",
@@ -121,8 +121,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "admin.py",
-        "        check_features(head, backend.run_id)",
-        "        pass",
+        "        check_features(head, backend.run_id)\n        put = Put(",
+        "        put = Put(",
         "an old version writes the head of a newer one",
         "tests/node/test_versions.py::test_closing_is_refused_and_writes_nothing",
     ),
@@ -135,8 +135,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "core/rules.py",
-        "size=len(seats), requires=requires)",
-        "size=len(seats))",
+        "attempt=attempt, size=len(seats), token=None",
+        "attempt=attempt, size=len(seats), token=None, requires=()",
         "the next round lets old nodes in again",
         "tests/core/test_features.py::test_every_step_of_a_coordinator_keeps_what_the_head_requires",
     ),
@@ -171,8 +171,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "node/coordinator.py",
-        "    return vacant and head is not None and head.closed is None and head.settings == settings",
-        "    return vacant and head is not None and head.settings == settings",
+        "    return vacant and head is not None and head.closed is None and head.accepts(settings)",
+        "    return vacant and head is not None and head.accepts(settings)",
         "nodes fight for the post of a run that is over",
         "tests/node/test_coordinator.py::test_nobody_campaigns_for_a_closed_run",
     ),
@@ -477,7 +477,7 @@ def plant(mutation: Mutation, place: Path) -> Outcome:
     path = place / "rendezvous_async" / mutation.file
     sound = path.read_text()
     assert sound.count(mutation.before) == 1, f"{mutation.file} has not exactly one {mutation.before!r}"
-    _write(path, sound.replace(mutation.before, mutation.after))
+    write_source(path, sound.replace(mutation.before, mutation.after))
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutation.caught_by]
     environment = {**os.environ, "PYTHONPATH": str(place), "RENDEZVOUS_TEST_PATIENCE": "15"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -489,7 +489,7 @@ def plant(mutation: Mutation, place: Path) -> Outcome:
     except subprocess.TimeoutExpired:
         return Outcome("late", 5 * LIMIT)
     finally:
-        _write(path, sound)
+        write_source(path, sound)
     seconds = time.monotonic() - begin
     if done.returncode != 1 and "passed" not in done.stdout and "skipped" in done.stdout:
         return Outcome("skipped", seconds)
@@ -500,7 +500,7 @@ def plant(mutation: Mutation, place: Path) -> Outcome:
     return Outcome("caught" if seconds <= LIMIT else "late", seconds)
 
 
-def _write(path: Path, source: str) -> None:
+def write_source(path: Path, source: str) -> None:
     """Write a source so that no bytecode of the one before is taken for it: those are told apart by whole seconds."""
     changed = int(path.stat().st_mtime)
     path.write_text(source)

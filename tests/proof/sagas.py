@@ -13,7 +13,7 @@ import hashlib
 import logging
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import anyio
@@ -34,7 +34,7 @@ from rendezvous_async.testing.cluster import Cluster, NotSettledError
 from rendezvous_async.testing.history import Fault, Formed, History
 from rendezvous_async.testing.loop.clock import run
 from rendezvous_async.testing.network import Faults
-from rendezvous_async.testing.scenarios import Step, come_to_rest, draw_close, draw_step, perform
+from rendezvous_async.testing.scenarios import Plan, Step, come_to_rest, draw_close, draw_steps, perform, plan_of
 
 __all__ = ["Chapter", "Deeds", "Saga", "play_saga", "saga_of"]
 
@@ -74,6 +74,7 @@ class Saga(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     timeouts: Timeouts = Timeouts()
     interval: float = 1.0
     max_attempt: int = 5
+    plan: Plan = Plan()
 
 
 class Deeds(msgspec.Struct, frozen=True):
@@ -104,6 +105,7 @@ def saga_of(seed: int) -> Saga:
     least = 1 if rng.random() < 0.1 else 2  # Worlds of one form fast and prove little.
     max_nodes = nodes if rng.random() < 0.6 else rng.randint(least, nodes)
     min_nodes = max_nodes if rng.random() < 0.4 else rng.randint(least, max_nodes)
+    plan = plan_of(seed, nodes)
     ranks = rng.choice(("sticky", "sticky", "sorted", "label:rack"))
     max_writes = rng.choice((4, 8, 1024))
     timeouts = Timeouts(
@@ -112,19 +114,20 @@ def saga_of(seed: int) -> Saga:
         regroup=rng.choice((None, 0.01, 0.3)),
         close=5,
         heartbeat=rng.choice((0.5, 1.0, 5.0)),
+        grow=plan.grow,
     )
     interval = rng.choice((0.2, 0.5, 1.0, 1.0))
     max_attempt = rng.choice((3, 5, 10))
     deeds = random.Random(f"deeds {seed}")
-    chapters = tuple(_chapter_of(rng, deeds, nodes) for _ in range(rng.randint(1, 8)))
+    chapters = tuple(_chapter_of(rng, deeds, nodes, plan) for _ in range(rng.randint(1, 8)))
     if rng.random() < 0.2:
         last = chapters[-1]
         steps = (*last.steps, draw_close(deeds, last.steps[-1].at, nodes))
         chapters = (*chapters[:-1], msgspec.structs.replace(last, steps=steps))
-    return Saga(seed, nodes, min_nodes, max_nodes, chapters, ranks, max_writes, timeouts, interval, max_attempt)
+    return Saga(seed, nodes, min_nodes, max_nodes, chapters, ranks, max_writes, timeouts, interval, max_attempt, plan)
 
 
-def _chapter_of(rng: random.Random, deeds: random.Random, nodes: int) -> Chapter:
+def _chapter_of(rng: random.Random, deeds: random.Random, nodes: int, plan: Plan) -> Chapter:
     bad = rng.choice((0.0, 0.0, 0.01, 0.05))
     faults = Faults(
         delay=rng.choice((0.0005, 0.001, 0.005, 0.02, 0.1)),
@@ -137,18 +140,8 @@ def _chapter_of(rng: random.Random, deeds: random.Random, nodes: int) -> Chapter
     joins = rng.choice((300, 1000, 2500))
     actions = rng.randint(2, 20)
     pauses = rng.choice(((0.0, 0.01, 0.3), (0.05, 0.3, 1.0), (0.3, 1.0, 4.0)))
-    return Chapter(tuple(_draw_steps(deeds, nodes, actions, pauses)), faults, hold, joins)
-
-
-def _draw_steps(deeds: random.Random, nodes: int, actions: int, pauses: Sequence[float]) -> Iterator[Step]:
-    at = 0.0
-    for _ in range(actions):
-        if deeds.random() < MENDING:
-            yield Step(at, "mend")
-            at = round(at + deeds.choice(pauses), 2)
-        yield draw_step(deeds, at, nodes)
-        at = round(at + deeds.choice(pauses), 2)
-    yield Step(at, "wait")
+    steps = tuple(draw_steps(deeds, nodes, plan, actions, pauses, MENDING))
+    return Chapter(steps, faults, hold, joins)
 
 
 def play_saga(saga: Saga, watch: Callable[[History], None] = check) -> Deeds:
@@ -191,6 +184,7 @@ async def _play(saga: Saga) -> tuple[History, NotSettledError | None]:
         keep_alive_max_attempt=saga.max_attempt,
         ranks=saga.ranks,
         max_writes=saga.max_writes,
+        **saga.plan.for_cluster,
     )
     async with cluster:
         for chapter in saga.chapters:
@@ -257,7 +251,11 @@ class _Restless:
                     raise BrokenGuaranteeError("members_are_all", f"{world}: {members}")
                 if members[world.rank].node != world.node:
                     raise BrokenGuaranteeError("members_know_their_rank", f"{world}: {members}")
-            case 3 | 4:
+            case 3:
+                gathered = await world.gather(str(world.rank).encode(), timeout=BARRIER_TIMEOUT)
+                if gathered != [str(rank).encode() for rank in range(world.size)]:
+                    raise BrokenGuaranteeError("a_gather_has_all_values_by_rank", f"{world}: {gathered}")
+            case 4:
                 await self._meet(world)
             case _:
                 pass
