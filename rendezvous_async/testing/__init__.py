@@ -17,6 +17,7 @@ Nothing in the library imports this package.
 from rendezvous_async.testing.checks import CHECKS, BrokenGuaranteeError, check
 from rendezvous_async.testing.cluster import Cluster, NotSettledError
 from rendezvous_async.testing.conformance import BACKEND_CHECKS, check_backend
+from rendezvous_async.testing.faults import Faults
 from rendezvous_async.testing.history import History
 from rendezvous_async.testing.linearizability import Operation, check_linearizable
 from rendezvous_async.testing.loop.clock import (
@@ -28,7 +29,7 @@ from rendezvous_async.testing.loop.clock import (
     run,
     virtual_loop,
 )
-from rendezvous_async.testing.network import Faults, SimulatedDriver
+from rendezvous_async.testing.network import SimulatedDriver
 from rendezvous_async.testing.picture import draw
 from rendezvous_async.testing.programs import elastic
 from rendezvous_async.testing.proxy import Proxy

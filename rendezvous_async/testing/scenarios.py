@@ -2,8 +2,8 @@
 
 A scenario is a value: everything random is drawn before it is played, except what the seed of the loop and of the
 network decides. It has two phases. In the first come its steps: nodes crash, freeze, leave, are partitioned and return,
-the server loses its data, a node may close the run. In the second there are no more faults, and a round must form
-within a bounded time (liveness). Then every guarantee is checked against the history (safety).
+the server loses its data, a node scales or closes the run. In the second there are no more faults, and a round must
+form within a bounded time (liveness). Then every guarantee is checked against the history (safety).
 """
 
 from __future__ import annotations
@@ -20,24 +20,27 @@ import msgspec
 from rendezvous_async.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousStateError
 from rendezvous_async.settings import Timeouts
 from rendezvous_async.testing.checks import check
-from rendezvous_async.testing.cluster import Cluster, NotSettledError
+from rendezvous_async.testing.cluster import Cluster, NetworkKind, NotSettledError
+from rendezvous_async.testing.faults import Faults
 from rendezvous_async.testing.history import Fault, Formed, History
 from rendezvous_async.testing.loop.clock import run
-from rendezvous_async.testing.network import Faults
 from rendezvous_async.testing.programs import Program, worker
+from rendezvous_async.testing.service import ServerKind
 
 __all__ = [
-    "Plan",
+    "Elasticity",
     "Report",
     "Scenario",
     "Step",
     "come_to_rest",
     "draw_close",
-    "draw_steps",
+    "draw_scale",
+    "draw_step",
+    "elasticity_of",
     "perform",
-    "plan_of",
     "play",
     "scenario_of",
+    "server_of",
     "simulate",
 ]
 
@@ -55,7 +58,11 @@ WEIGHTS = {
     "lose_server": 1,
 }
 """What is drawn, and how often; each is a method of ``Cluster``."""
-ACTIONS = frozenset({*WEIGHTS, "close", "mend", "scale", "wait"})
+WEIGHTS_OF_A_LOG = {"restart_server": 1, "lose_power": 4, "fail_sync": 1, "slow_disk": 1}
+"""The same for a server with a log, beside the others."""
+SCALING = 0.3
+"""How probably a run that is scaled is scaled after each of them."""
+ACTIONS = frozenset({*WEIGHTS, *WEIGHTS_OF_A_LOG, "close", "mend", "scale", "wait"})
 
 
 class Step(msgspec.Struct, frozen=True, repr_omit_defaults=True):
@@ -63,39 +70,38 @@ class Step(msgspec.Struct, frozen=True, repr_omit_defaults=True):
 
     Attributes:
         at: When, in seconds from the first phase's begin.
-        do: A method of ``Cluster``, ``mend`` (heal the network, and resume or start every node) or ``wait`` (nothing).
+        do: A method of ``Cluster``, ``mend`` (heal the network, and resume or start every node), ``fail_sync`` (of the
+            server's disk, once), ``slow_disk`` or ``wait`` (nothing).
         nodes: Who is concerned. A partition leaves them the server; the first of them that runs closes or scales.
-        sizes: To what the run is scaled; empty: only the target changes.
-        target: The target of the scaled run, or the largest valid size below.
+        amount: After how many changes of the disk the power is lost; the latency of a slow disk, in seconds.
+        sizes: The sizes to scale the run to; None: they stay.
+        target: The target to scale it to; None: it stays.
     """
 
     at: float
     do: str
     nodes: tuple[int, ...] = ()
-    sizes: str = ""
-    target: int = 0
+    amount: float = 0.0
+    sizes: str | None = None
+    target: int | None = None
 
     def __post_init__(self) -> None:
         if self.do not in ACTIONS:
             raise ValueError(f"a step does one of {', '.join(sorted(ACTIONS))}, not {self.do!r}")
 
 
-class Plan(msgspec.Struct, frozen=True, repr_omit_defaults=True):
-    """The shape of a run's worlds, and whether it is scaled; by default any size, and never.
+class Elasticity(msgspec.Struct, frozen=True, repr_omit_defaults=True):
+    """The shape of a run's worlds; by default any size, of any nodes.
 
     Attributes:
         sizes: As for ``Cluster``; empty: its minimum and maximum.
         domain: As for ``Cluster``.
         per_domain: As for ``Cluster``.
-        grow: Seconds for which newcomers are held back.
-        scales: Whether nodes scale the run in the first phase.
     """
 
     sizes: str = ""
     domain: str = ""
     per_domain: int = 1
-    grow: float = 0.0
-    scales: bool = False
 
     @property
     def for_cluster(self) -> dict[str, Any]:
@@ -116,7 +122,9 @@ class Scenario(msgspec.Struct, frozen=True, repr_omit_defaults=True):
         ranks: The rank policy.
         max_writes: The limit of writes per commit; with a small one, rounds form in batches.
         timeouts: The timeouts of every node.
-        plan: The shape of its worlds.
+        elasticity: The shape of its worlds.
+        network: ``wire`` or ``stand-in``.
+        server: ``memory``, ``log`` or ``hosted``.
     """
 
     seed: int
@@ -128,7 +136,9 @@ class Scenario(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     ranks: str = "sticky"
     max_writes: int = 1024
     timeouts: Timeouts = Timeouts()
-    plan: Plan = Plan()
+    elasticity: Elasticity = Elasticity()
+    network: NetworkKind = "wire"
+    server: ServerKind = "memory"
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -141,7 +151,9 @@ class Report(msgspec.Struct, frozen=True):
     digest: str
 
 
-def scenario_of(seed: int, nodes: int | None = None, actions: int | None = None) -> Scenario:
+def scenario_of(
+    seed: int, nodes: int | None = None, actions: int | None = None, network: NetworkKind = "wire"
+) -> Scenario:
     """Return the scenario of a seed; the numbers of nodes and of faults can be overridden."""
     for name, given, least in (("nodes", nodes, 1), ("actions", actions, 0)):
         if given is not None and (type(given) is not int or given < least):
@@ -157,76 +169,85 @@ def scenario_of(seed: int, nodes: int | None = None, actions: int | None = None)
     faults = Faults(delay=delay, drop_request=bad, drop_reply=bad, late=rng.choice((0.0, bad)))
     length = rng.randint(3, 25) if actions is None else actions
     closes = rng.random() < 0.2
-    plan = plan_of(seed, count)
+    server = server_of(rng, network)
     rng = random.Random(seed + 1)
     last_call, heartbeat = rng.choice((0.5, 5.0)), rng.choice((1.0, 5.0))
-    timeouts = Timeouts(join=120, last_call=last_call, close=5, heartbeat=heartbeat, grow=plan.grow)
-    steps = tuple(draw_steps(rng, count, plan, length, (0.0, 0.01, 0.3, 1.0, 4.0, 12.0)))
+    elasticity, grow, scales = elasticity_of(seed, count)
+    timeouts = Timeouts(join=120, last_call=last_call, close=5, heartbeat=heartbeat, grow=grow)
+    steps = tuple(_draw_steps(rng, count, length, server, elasticity.per_domain if scales else 0))
     if closes:
         steps = (*steps, draw_close(rng, steps[-1].at, count))
-    return Scenario(seed, count, min_nodes, max_nodes, steps, faults, ranks, max_writes, timeouts, plan)
+    return Scenario(
+        seed,
+        count,
+        min_nodes,
+        max_nodes,
+        steps,
+        faults,
+        ranks=ranks,
+        max_writes=max_writes,
+        timeouts=timeouts,
+        elasticity=elasticity,
+        network=network,
+        server=server,
+    )
 
 
-def plan_of(seed: int, nodes: int) -> Plan:
-    """Return the plan of a seed: in most cases there is none."""
+def server_of(rng: random.Random, network: NetworkKind) -> ServerKind:
+    """Draw a kind of server."""
+    kinds: tuple[ServerKind, ...] = ("memory", "memory", "log", "hosted")
+    return rng.choice(kinds) if network == "wire" else "memory"
+
+
+def elasticity_of(seed: int, nodes: int) -> tuple[Elasticity, float, bool]:
+    """Return the shape of a seed, the time to grow, and whether the run is scaled; in most cases none of these."""
     rng = random.Random(f"plan {seed}")
     if rng.random() < 0.6:
-        return Plan()
-    pairs = rng.random() < 0.4
-    most = nodes if not pairs else max(2, nodes - nodes % 2)
-    step = rng.choice((2, 3)) if not pairs else 2
-    sizes = rng.choice(
-        (
-            "",
-            f"{step}:{max(step, most - most % step)}:{step}",
-            ",".join(map(str, sorted(rng.sample(range(1, nodes + 1), min(nodes, 3))))),
-        )
-    )
-    if pairs:
-        sizes = f"2:{most}"
-    return Plan(
-        sizes=sizes,
-        domain="rack" if pairs else rng.choice(("", "rack")),
-        per_domain=2 if pairs else 1,
-        grow=rng.choice((0.0, 0.0, 0.3, 5.0)),
-        scales=rng.random() < 0.5,
-    )
+        return Elasticity(), 0.0, False
+    grow, scales = rng.choice((0.0, 0.0, 0.3, 5.0)), rng.random() < 0.5
+    if rng.random() < 0.4:
+        return Elasticity(f"2:{max(2, nodes - nodes % 2)}", "rack", 2), grow, scales
+    step = rng.choice((2, 3))
+    listed = ",".join(map(str, sorted(rng.sample(range(1, nodes + 1), min(nodes, 3)))))
+    sizes = rng.choice(("", f"{step}:{max(step, nodes - nodes % step)}:{step}", listed))
+    return Elasticity(sizes, rng.choice(("", "rack"))), grow, scales
 
 
-def draw_steps(
-    rng: random.Random, nodes: int, plan: Plan, length: int, pauses: Sequence[float], mending: float = 0.0
-) -> Iterator[Step]:
-    """Draw what happens to a cluster; before each thing it may be mended, and it is left alone for a while after it."""
+def _draw_steps(rng: random.Random, nodes: int, length: int, server: ServerKind, scales_by: int) -> Iterator[Step]:
     at = 0.0
     for _ in range(length):
-        if mending and rng.random() < mending:
-            yield Step(at, "mend")
-            at = round(at + rng.choice(pauses), 2)
-        yield _draw_step(rng, at, nodes)
-        if plan.scales and rng.random() > 0.7:
-            yield _draw_scale(rng, at, nodes, plan.per_domain)
-        at = round(at + rng.choice(pauses), 2)
+        yield draw_step(rng, at, nodes, server)
+        if scales_by and rng.random() < SCALING:
+            yield draw_scale(rng, at, nodes, scales_by)
+        at = round(at + rng.choice((0.0, 0.01, 0.3, 1.0, 4.0, 12.0)), 2)
     yield Step(at, "wait")
 
 
-def _draw_step(rng: random.Random, at: float, nodes: int) -> Step:
+def draw_step(rng: random.Random, at: float, nodes: int, server: ServerKind) -> Step:
+    """Draw something that happens to a cluster of so many nodes with this server."""
     node = rng.randrange(nodes)
     side = tuple(other for other in range(nodes) if rng.random() < 0.5)
-    match rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]:
+    weights = WEIGHTS | WEIGHTS_OF_A_LOG if server == "log" else WEIGHTS
+    match rng.choices(list(weights), list(weights.values()))[0]:
         case "partition":
             return Step(at, "partition", side)
-        case "heal" | "lose_server" as do:
+        case "heal" | "lose_server" | "restart_server" | "fail_sync" as do:
             return Step(at, do)
+        case "lose_power":
+            return Step(at, "lose_power", amount=rng.choice((0, rng.randint(1, 20))))
+        case "slow_disk":
+            return Step(at, "slow_disk", amount=rng.choice((0.002, 0.1, 1.0)))
         case do:
             return Step(at, do, (node,))
 
 
-def _draw_scale(rng: random.Random, at: float, nodes: int, unit: int) -> Step:
-    order = tuple(rng.sample(range(nodes), nodes))
+def draw_scale(rng: random.Random, at: float, nodes: int, unit: int) -> Step:
+    """Draw how the run is scaled: to sizes of so many units, or to a target, which may not be valid."""
+    able = tuple(rng.sample(range(nodes), nodes))
     if rng.random() < 0.5:
-        return Step(at, "scale", order, target=rng.randint(0, nodes))
+        return Step(at, "scale", able, target=unit * rng.randint(0, max(1, nodes // unit)))
     low = unit * rng.randint(1, max(1, nodes // unit))
-    return Step(at, "scale", order, f"{low}:{low + unit * rng.randint(0, 2)}")
+    return Step(at, "scale", able, sizes=f"{low}:{low + unit * rng.randint(0, 2)}")
 
 
 def draw_close(rng: random.Random, at: float, nodes: int) -> Step:
@@ -275,7 +296,9 @@ def play(
         timeouts=scenario.timeouts,
         ranks=scenario.ranks,
         max_writes=scenario.max_writes,
-        **scenario.plan.for_cluster,
+        network=scenario.network,
+        server=scenario.server,
+        **scenario.elasticity.for_cluster,
     )
     unsettled: NotSettledError | None = None
     try:
@@ -312,12 +335,21 @@ async def _act(cluster: Cluster, step: Step) -> None:
             cluster.heal()
         case "lose_server":
             cluster.lose_server()
+        case "restart_server":
+            cluster.restart_server()
+        case "lose_power":
+            cluster.lose_power(after=int(step.amount))
+        case "fail_sync":
+            cluster.disk.failing_syncs = 1
+        case "slow_disk":
+            cluster.disk.latency = step.amount
         case "mend":
             _mend(cluster)
         case "close" | "scale":
-            able = [index for index in step.nodes if cluster.nodes[index].live and not cluster.nodes[index].paused]
-            if able:
-                await _close_or_scale(cluster, able[0], step)
+            able = (node for node in step.nodes if cluster.nodes[node].live and not cluster.nodes[node].paused)
+            node = next(able, None)
+            if node is not None:
+                await _rewrite(cluster, node, step)
         case "wait":
             pass
         case method:
@@ -332,6 +364,8 @@ async def come_to_rest(cluster: Cluster) -> None:
         NotSettledError: It does not settle in time.
     """
     cluster.network.faults = QUIET
+    if cluster.server == "log":
+        cluster.disk.mend()
     _mend(cluster)
     await cluster.settle()
 
@@ -343,13 +377,11 @@ def _mend(cluster: Cluster) -> None:
         cluster.start(index)
 
 
-async def _close_or_scale(cluster: Cluster, index: int, step: Step) -> None:
-    """Let a node close or scale the run, if it can: others may have closed it, or scaled it, meanwhile."""
-    head = cluster.head()
+async def _rewrite(cluster: Cluster, node: int, step: Step) -> None:
+    """Let a node close or scale the run, if it can; others may have closed it, or scaled it, meanwhile."""
     with suppress(RendezvousConnectionError):  # It may or may not have happened; the history knows.
         if step.do == "close":
-            await cluster.close(index, "end of the scenario")
-        elif head is not None and head.closed is None:
-            target = max((size for size in head.shape.valid_sizes if size <= step.target), default=0)
-            with suppress(RendezvousClosedError, RendezvousStateError, ValueError):
-                await cluster.scale(index, step.sizes or None, target)
+            await cluster.close(node, "end of the scenario")
+            return
+        with suppress(RendezvousClosedError, RendezvousStateError, ValueError):
+            await cluster.scale(node, step.sizes, step.target)

@@ -36,8 +36,8 @@ from rendezvous_async.sizes import Sizes
 from rendezvous_async.testing import scenarios as simulation
 from rendezvous_async.testing.checks import BrokenGuaranteeError, check
 from rendezvous_async.testing.cluster import Cluster, NotSettledError
+from rendezvous_async.testing.faults import Faults
 from rendezvous_async.testing.loop.clock import LivelockError, run
-from rendezvous_async.testing.network import Faults
 
 Plant = Callable[[MonkeyPatch], None]
 Play = Callable[[int], None]
@@ -240,7 +240,7 @@ def more_than_max_are_let_in(patch: MonkeyPatch) -> None:
     patch.setattr(rules, "choose", lambda candidates, shape: choose(candidates, shape.most + 1))
 
 
-@bug("members_are_accounted_for")
+@bug("members_are_accounted_for", "only_arrivals_are_in")
 def the_next_round_does_not_wait_for_all_members(patch: MonkeyPatch) -> None:
     count = rules._count
 
@@ -308,7 +308,7 @@ def members_do_not_learn_who_waits(patch: MonkeyPatch) -> None:
 def a_run_of_a_shape(seed: int) -> None:
     """Play a scenario if its seed draws a shape: the others have nothing to show."""
     scenario = simulation.scenario_of(seed)
-    if scenario.plan != simulation.Plan():
+    if scenario.elasticity != simulation.Elasticity():
         simulation.simulate(scenario)
 
 
