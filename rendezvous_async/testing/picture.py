@@ -136,9 +136,13 @@ def _add(sketch: Sketch, running: set[str], record: Record) -> None:
                     sketch.begin(node, Bar(at, at, "cut", f"{node} is cut off from the server"))
         case Fault(kind=kind, nodes=()):
             sketch.mark(RUN, at, "fault", kind)
-            sketch.end(RUN, at)
-            for node in sketch.where("present"):
-                sketch.end(node, at, "present")
+            if kind == "lose the server":
+                sketch.end(RUN, at)
+                for node in sketch.where("present"):
+                    sketch.end(node, at, "present")
+        case Fault(kind="end", nodes=(node, *_)):
+            running.discard(node)
+            sketch.end(node, at, "cut")
         case Fault(kind=kind, nodes=(node, *_)):
             sketch.mark(node, at, "fault", f"{node}: {kind}")
             if kind == "pause":

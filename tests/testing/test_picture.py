@@ -73,6 +73,20 @@ def test_a_lane_shows_what_a_node_believed_and_what_happened_to_it() -> None:
     assert drawn.alarms == ()
 
 
+def test_a_server_that_comes_back_with_its_log_forgets_nobody() -> None:
+    async def scenario() -> History:
+        async with Cluster(nodes=2, min_nodes=2, server="log") as cluster:
+            await cluster.join_all()
+            cluster.restart_server()
+            await cluster.settle()
+            return cluster.history
+
+    of_run, *nodes = drawing_of(run(scenario, seed=1)).lanes
+    assert [mark.tip for mark in marks(of_run, "fault")] == ["restart the server"]
+    assert [len(bars(lane, "present")) for lane in nodes] == [1, 1]
+    assert len(bars(of_run, "round")) == 1
+
+
 def test_only_a_node_that_runs_is_cut_off() -> None:
     history = History(1, 2, 5.0)
     history.add(Arrived(1.0, "a", "x"))
