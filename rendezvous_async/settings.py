@@ -64,10 +64,15 @@ def check_grow(name: str, value: object) -> float:
 
 def parse_seconds(name: str, value: object) -> float:
     """Return the same of an option, which may be the text of a query."""
+    return check_seconds(name, parse_number(value))
+
+
+def parse_number(value: object) -> object:
+    """Return the number that a text is; any other value as it is."""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
-            value = float(value)
-    return check_seconds(name, value)
+            return float(value)
+    return value
 
 
 def check_id(name: str, value: object) -> str:

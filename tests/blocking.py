@@ -12,7 +12,9 @@ from datetime import timedelta
 from threading import Event, Thread
 from typing import TypeVar
 
+from rendezvous_async.admin import let_newcomers_in, scale_run
 from rendezvous_async.backends.base import Put
+from rendezvous_async.core.spec import Spec
 from rendezvous_async.core.state import NODES, STATE
 from rendezvous_async.sync import (
     DynamicRendezvousHandler,
@@ -22,7 +24,18 @@ from rendezvous_async.sync import (
 )
 from rendezvous_async.sync.carrier import at_endpoint
 
-__all__ = ["PATIENCE", "count_nodes", "damage", "in_thread", "join_all", "make_handler", "serve_apart", "wait_until"]
+__all__ = [
+    "PATIENCE",
+    "count_nodes",
+    "damage",
+    "in_thread",
+    "join_all",
+    "let_in",
+    "make_handler",
+    "scale",
+    "serve_apart",
+    "wait_until",
+]
 
 PATIENCE = float(os.environ.get("RENDEZVOUS_TEST_PATIENCE", "60"))
 """Seconds after which a test gives up; ``tests.proof.mutations`` has less."""
@@ -99,6 +112,20 @@ def damage(handler: DynamicRendezvousHandler) -> None:
     lease, place = handler._open()
     _, backend = lease.call(place._open)
     lease.call(backend.commit, Put(STATE, b"not what we wrote"))
+
+
+def scale(handler: DynamicRendezvousHandler, nodes: str | None = None, target: int | None = None) -> Spec:
+    """Scale the handler's run."""
+    lease, place = handler._open()
+    _, backend = lease.call(place._open)
+    return lease.call(scale_run, backend, nodes, target)
+
+
+def let_in(handler: DynamicRendezvousHandler) -> None:
+    """Let newcomers in who are held back."""
+    lease, place = handler._open()
+    _, backend = lease.call(place._open)
+    lease.call(let_newcomers_in, backend)
 
 
 @contextmanager
