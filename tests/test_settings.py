@@ -7,7 +7,7 @@ import string
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rendezvous_async.backends.names import check_key
@@ -24,9 +24,10 @@ from rendezvous_async.settings import (
     parse_endpoint,
     parse_nodes,
     parse_seconds,
+    settings_for,
     settings_of,
 )
-from rendezvous_async.sizes import MAX_NODES
+from rendezvous_async.sizes import MAX_NODES, parse_sizes
 
 counts = st.integers(1, MAX_NODES)
 texts = st.text(st.characters(exclude_categories=["Cs"]))
@@ -409,6 +410,55 @@ class TestSettings:
         low, high = sorted((one, other))
         settings = Settings(low, high, ranks, last_call, regroup)
         assert settings_of(settings.fingerprint) == settings
+
+    @given(
+        st.sampled_from(["2:4", "4:64:4", "4,8,24", "8"]),
+        st.sampled_from(["", "nvlink", "a b", "é/%", "x last_call=30 regroup=3"]),
+        st.integers(1, 4),
+        st.sampled_from([0.0, 5.0, 0.1, math.inf]),
+        st.sampled_from(["sticky", "label:a last_call=1 regroup=1 grow=5 domain=4:nvlink"]),
+    )
+    def test_a_fingerprint_names_a_shape_in_full(
+        self, nodes: str, domain: str, per_domain: int, grow: float, ranks: str
+    ) -> None:
+        assume(domain or per_domain == 1)
+        sizes = parse_sizes(nodes)
+        assume(sizes.multiples_of(per_domain))
+        settings = settings_for(sizes, ranks, 30.0, 3.0, domain, per_domain, grow)
+        assert settings_of(settings.fingerprint) == settings
+        assert settings.sizes == sizes
+        assert settings.is_plain == (settings == Settings(sizes.smallest, sizes.largest, ranks))
+
+    def test_fingerprints_of_different_shapes_differ(self) -> None:
+        sizes = parse_sizes("4:8:4")
+        shapes = [
+            Settings(4, 8),
+            settings_for(sizes),
+            settings_for(sizes, domain="a"),
+            settings_for(sizes, domain="b"),
+            settings_for(sizes, domain="a", per_domain=4),
+            settings_for(sizes, grow=5.0),
+            settings_for(sizes, grow=math.inf),
+            settings_for(parse_sizes("4,8,24")),
+        ]
+        assert len({settings.fingerprint for settings in shapes}) == len(shapes)
+        assert Settings(4, 8).fingerprint == "4:8 sticky last_call=30 regroup=3", "as version 0.1 writes it"
+
+    def test_a_bad_shape(self) -> None:
+        assert "needs a domain" in fails(Settings, 2, 4, per_domain=2, value=2)
+        assert "grow" in fails(Settings, 2, 4, grow=-1.0, value=-1.0)
+        assert "a list of sizes" in fails(Settings, 2, 4, listed=(2, 4), value=2)
+        assert "do not reach" in fails(Settings, 2, 5, step=2, value=5)
+        assert "256 characters" in fails(Settings, 2, 4, domain="x" * 257, value=257)
+
+    @pytest.mark.parametrize("grow", [0, 0.0, 5, 0.25, math.inf])
+    def test_newcomers_may_be_held_back_for_any_time(self, grow: float) -> None:
+        assert Timeouts(grow=grow).grow == grow
+
+    @pytest.mark.parametrize("grow", [-1, math.nan, -math.inf, "5", None, True])
+    def test_bad_times_to_hold_newcomers_back(self, grow: object) -> None:
+        with pytest.raises(ValueError, match=r"timeouts\.grow must be .*inf only by hand"):
+            Timeouts(grow=grow)  # type: ignore[arg-type]
 
     def test_a_label_may_have_a_line_break(self) -> None:
         settings = Settings(2, 4, "label:a\nb last_call=5")

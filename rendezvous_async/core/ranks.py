@@ -5,7 +5,7 @@ the classic order, by address and node id as text. ``label:<name>`` gives nodes 
 example ``label:rack``, in the order of their old ranks.
 
 Where the settings name a domain, ``sticky`` keeps domains together, too: each has a block of contiguous ranks. A block
-stays where most of its survivors keep their ranks, if it can; inside a block, ranks are sticky.
+stays where its survivors were, if it can; inside a block, ranks are sticky.
 """
 
 from __future__ import annotations
