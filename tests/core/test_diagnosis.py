@@ -9,7 +9,7 @@ import msgspec
 
 from rendezvous_async.core.diagnosis import SHOW_AT_MOST, Absent, Present, Role, Status, diagnose
 from rendezvous_async.core.shape import Shape, explain
-from rendezvous_async.core.spec import Spec
+from rendezvous_async.core.spec import Spec, rescaled
 from rendezvous_async.core.state import Closed, Head, Node, Phase, Seat
 from rendezvous_async.settings import Settings
 from tests.core.make import TWO_TO_FOUR, formed, record
@@ -120,6 +120,14 @@ def test_spares_alone_change_nothing() -> None:
     shown = status(head, seats, fresh("abcd") | fresh("xy"))
     assert shown.nodes(Role.SPARE) == ["x", "y"]
     assert "next: nothing is due; the members keep the round" in text(shown)
+
+
+def test_members_of_a_world_that_is_too_large_now_go_back() -> None:
+    head, seats = formed("abc")
+    went = text(status(rescaled(head, "1:2", None), seats, fresh("abc")))
+    assert "next: the members go back to the barrier: worlds of 3 are no longer allowed, only 1:2" in went
+    kept = text(status(rescaled(head, "4:8", None), seats, fresh("abc")))
+    assert "next: nothing is due; the members keep the round" in kept
 
 
 def test_some_have_not_come_back() -> None:
