@@ -26,14 +26,14 @@ from rendezvous_async.testing.network import Faults
 from rendezvous_async.testing.programs import worker
 
 __all__ = [
-    "Plan",
+    "Elasticity",
     "Report",
     "Scenario",
     "close_by_one",
     "come_to_rest",
     "disturb",
+    "elasticity_of",
     "mend",
-    "plan_of",
     "scale_by_one",
     "scenario_of",
     "simulate",
@@ -43,7 +43,7 @@ QUIET = Faults()
 SPIN_LIMIT = 50_000
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Elasticity(msgspec.Struct, frozen=True):
     """The shape of a run's worlds, and whether it is scaled; by default any size, and never.
 
     Attributes:
@@ -79,7 +79,7 @@ class Scenario(msgspec.Struct, frozen=True):
         faults: The faults of the network in the first phase.
         actions: The number of faults and starts injected in the first phase.
         closes: Whether the run is closed at the end of the first phase.
-        plan: The shape of its worlds.
+        elasticity: The shape of its worlds.
     """
 
     seed: int
@@ -91,7 +91,7 @@ class Scenario(msgspec.Struct, frozen=True):
     faults: Faults
     actions: int
     closes: bool
-    plan: Plan
+    elasticity: Elasticity
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -128,15 +128,15 @@ def scenario_of(seed: int, nodes: int | None = None, actions: int | None = None)
         ),
         actions=rng.randint(3, 25) if actions is None else actions,
         closes=rng.random() < 0.2,
-        plan=plan_of(seed, count),
+        elasticity=elasticity_of(seed, count),
     )
 
 
-def plan_of(seed: int, nodes: int) -> Plan:
-    """Return the plan of a seed: in most cases there is none."""
+def elasticity_of(seed: int, nodes: int) -> Elasticity:
+    """Return the elasticity of a seed: most are plain."""
     rng = random.Random(f"plan {seed}")
     if rng.random() < 0.6:
-        return Plan()
+        return Elasticity()
     pairs = rng.random() < 0.4
     most = nodes if not pairs else max(2, nodes - nodes % 2)
     step = rng.choice((2, 3)) if not pairs else 2
@@ -149,7 +149,7 @@ def plan_of(seed: int, nodes: int) -> Plan:
     )
     if pairs:
         sizes = f"2:{most}"
-    return Plan(
+    return Elasticity(
         sizes=sizes,
         domain="rack" if pairs else rng.choice(("", "rack")),
         per_domain=2 if pairs else 1,
@@ -198,16 +198,16 @@ async def _play(scenario: Scenario) -> tuple[History, NotSettledError | None]:
             last_call=rng.choice((0.5, 5.0)),
             close=5,
             heartbeat=rng.choice((1.0, 5.0)),
-            grow=scenario.plan.grow,
+            grow=scenario.elasticity.grow,
         ),
         ranks=scenario.ranks,
         max_writes=scenario.max_writes,
-        **scenario.plan.for_cluster,
+        **scenario.elasticity.for_cluster,
     )
     async with cluster:
         for _ in range(scenario.actions):
             disturb(cluster, rng)
-            if scenario.plan.scales:
+            if scenario.elasticity.scales:
                 await scale_by_one(cluster, rng)
             await anyio.sleep(rng.choice((0.0, 0.01, 0.3, 1.0, 4.0, 12.0)))
         if scenario.closes:

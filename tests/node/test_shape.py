@@ -378,3 +378,36 @@ async def test_a_loss_lets_those_in_who_are_held_back() -> None:
         assert now() - began < 1
         assert newcomer.world is not None
         assert newcomer.world.rank == 1
+
+
+# Large worlds
+
+
+@pytest.mark.parametrize(("nodes", "target", "size"), [(None, 48, 48), ("16:96:16", None, 96)], ids=["to 3", "to 6"])
+@in_virtual_time
+async def test_64_nodes_in_4_domains_re_form_without_waiting(nodes: str | None, target: int | None, size: int) -> None:
+    """``tests.benchmarks.bench_shape`` has the real seconds; no rule adds to them."""
+    async with Meeting() as meeting:
+        spares = max(0, size - 64)
+        entered = [
+            await meeting.enter(
+                f"{n:02}", "16:64:16", domain="rack", per_domain=16, labels={"rack": str(n // 16)}, **FAST
+            )
+            for n in range(64 + spares)
+        ]
+        joins = await start_in_turn(meeting, entered)
+        await anyio.sleep(5)
+        members = [(node, join.world) for node, join in zip(entered, joins, strict=True) if join.world]
+        assert len(members) == 64
+        began = now()
+        await entered[0].scale(nodes, target)
+        for _, world in members:
+            assert await world.changed() in (Change.RESIZED, Change.NODES_WAITING)
+        again = [meeting.start(node) for node, _ in members]
+        await anyio.sleep(0.1)
+        assert now() - began < 0.2
+        worlds = [join.world for join in (*again, *joins[64:]) if join.world]
+        assert len(worlds) == size
+        assert {world.size for world in worlds} == {size}
+        racks = [int(name) // 16 for name in by_rank(worlds)]
+        assert racks == sorted(racks)

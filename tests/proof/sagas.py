@@ -34,7 +34,15 @@ from rendezvous_async.testing.cluster import Cluster, NotSettledError
 from rendezvous_async.testing.history import Fault, Formed, History
 from rendezvous_async.testing.loop.clock import run
 from rendezvous_async.testing.network import Faults
-from rendezvous_async.testing.scenarios import Plan, close_by_one, come_to_rest, disturb, mend, plan_of, scale_by_one
+from rendezvous_async.testing.scenarios import (
+    Elasticity,
+    close_by_one,
+    come_to_rest,
+    disturb,
+    elasticity_of,
+    mend,
+    scale_by_one,
+)
 
 __all__ = ["Chapter", "Deeds", "Saga", "play_saga", "saga_of"]
 
@@ -81,7 +89,7 @@ class Saga(msgspec.Struct, frozen=True):
     max_attempt: int
     chapters: tuple[Chapter, ...]
     closes: bool
-    plan: Plan
+    elasticity: Elasticity
 
 
 class Deeds(msgspec.Struct, frozen=True):
@@ -112,7 +120,7 @@ def saga_of(seed: int) -> Saga:
     least = 1 if rng.random() < 0.1 else 2  # Worlds of one form fast and prove little.
     max_nodes = nodes if rng.random() < 0.6 else rng.randint(least, nodes)
     min_nodes = max_nodes if rng.random() < 0.4 else rng.randint(least, max_nodes)
-    plan = plan_of(seed, nodes)
+    elasticity = elasticity_of(seed, nodes)
     return Saga(
         seed=seed,
         nodes=nodes,
@@ -126,13 +134,13 @@ def saga_of(seed: int) -> Saga:
             regroup=rng.choice((None, 0.01, 0.3)),
             close=5,
             heartbeat=rng.choice((0.5, 1.0, 5.0)),
-            grow=plan.grow,
+            grow=elasticity.grow,
         ),
         interval=rng.choice((0.2, 0.5, 1.0, 1.0)),
         max_attempt=rng.choice((3, 5, 10)),
         chapters=tuple(_chapter_of(rng) for _ in range(rng.randint(1, 8))),
         closes=rng.random() < 0.2,
-        plan=plan,
+        elasticity=elasticity,
     )
 
 
@@ -194,7 +202,7 @@ async def _play(saga: Saga) -> tuple[History, NotSettledError | None]:
         keep_alive_max_attempt=saga.max_attempt,
         ranks=saga.ranks,
         max_writes=saga.max_writes,
-        **saga.plan.for_cluster,
+        **saga.elasticity.for_cluster,
     )
     async with cluster:
         for chapter in saga.chapters:
@@ -205,7 +213,7 @@ async def _play(saga: Saga) -> tuple[History, NotSettledError | None]:
                     mend(cluster)
                     await anyio.sleep(rng.choice(chapter.pauses))
                 disturb(cluster, rng)
-                if saga.plan.scales:
+                if saga.elasticity.scales:
                     await scale_by_one(cluster, rng)
                 await anyio.sleep(rng.choice(chapter.pauses))
             if saga.closes and chapter is saga.chapters[-1]:

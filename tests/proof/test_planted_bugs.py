@@ -308,7 +308,7 @@ def members_do_not_learn_who_waits(patch: MonkeyPatch) -> None:
 def a_run_of_a_shape(seed: int) -> None:
     """Play a scenario if its seed draws a shape: the others have nothing to show."""
     scenario = simulation.scenario_of(seed)
-    if scenario.plan != simulation.Plan():
+    if scenario.elasticity != simulation.Elasticity():
         simulation.simulate(scenario)
 
 
