@@ -144,7 +144,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         if self.closed is None and self.settings is not None:
             yield "next", self._next(self.settings)
             if self.spec is not None and self.spec.generation:
-                yield "scaled", f"{self.spec} (nodes bring {self.origin!r})"
+                yield "scaled", f"{self.spec} (change {self.spec.generation}; nodes still start with {self.origin!r})"
             if self.fit is not None and (not self.settings.is_plain or self.spec != Spec(str(self.settings.sizes))):
                 yield "usable", str(self.fit)
             if self.unlabelled:
