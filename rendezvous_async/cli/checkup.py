@@ -126,7 +126,7 @@ async def _run(backend: Backend, timeout: float) -> Finding:
     scaled = f" (scaled {counted(status.spec.generation, 'time')})" if status.spec.generation else ""
     found = f"sizes {status.spec}{scaled}; {status.fit}"
     if status.unlabelled:
-        return Finding("run", "warning", found, f"start every node with the label {printable(status.settings.domain)}")
+        return Finding("run", "warning", found, f"start every node with the label {printable(status.fit.shape.domain)}")
     return Finding("run", "ok" if status.fit.usable else "warning", found)
 
 

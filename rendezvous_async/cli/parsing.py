@@ -137,10 +137,10 @@ def label(text: str) -> tuple[str, str]:
 
 def grow_seconds(text: str) -> float:
     """Parse how long to hold newcomers back: 0 or more seconds, or inf."""
-    from rendezvous_async.settings import check_grow, parse_number
+    from rendezvous_async.settings import as_number, check_grow
 
     try:
-        return check_grow("it", parse_number(text))
+        return check_grow("it", as_number(text))
     except ValueError as error:
         raise ArgumentTypeError(str(error)) from None
 

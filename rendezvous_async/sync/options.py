@@ -19,10 +19,10 @@ from rendezvous_async.node.addresses import parse_rendezvous_endpoint
 from rendezvous_async.settings import (
     DEFAULT_PORTS,
     Endpoint,
+    as_number,
     check_grow,
     format_address,
     parse_endpoint,
-    parse_number,
     parse_seconds,
 )
 from rendezvous_async.sizes import parse_sizes
@@ -237,7 +237,7 @@ def _grow(params: Any) -> timedelta | None:
     name, value = "grow_timeout", params.get("grow_timeout")
     if value is None:
         return None
-    seconds = check_grow(f"the rendezvous option {name!r}", parse_number(value))
+    seconds = check_grow(f"the rendezvous option {name!r}", as_number(value))
     return timedelta.max if seconds == math.inf else _timedelta(name, seconds)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -38,7 +39,13 @@ async def test_doctor_says_how_the_nodes_of_a_run_fit() -> None:
             return found["verdict"], found["found"], found["fix"]
 
         assert await verdict() == ("ok", "nobody has joined yet", "")
-        place = {"run_id": "job", "nodes": "2:4:2", "timeouts": timeouts, "domain": "rack", "is_host": False}
+        place: dict[str, Any] = {
+            "run_id": "job",
+            "nodes": "2:4:2",
+            "timeouts": timeouts,
+            "domain": "rack",
+            "is_host": False,
+        }
         async with (
             rendezvous_async.connect(server.endpoint, **place, node="a", labels={"rack": "r1"}) as a,
             rendezvous_async.connect(server.endpoint, **place, node="b") as b,
