@@ -170,6 +170,7 @@ class Rendezvous:
 
         Nodes that were started with the old sizes still match. A world that is too large now re-forms
         (``Change.RESIZED``), and its last ranks become spares; one that is too small is kept until a larger can form.
+        A call without an answer can be repeated: what holds already is no change.
 
         Args:
             nodes: The sizes, as ``connect`` takes them; None: they stay. With new sizes, the old target is over.

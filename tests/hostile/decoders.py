@@ -57,6 +57,13 @@ RECORDS: tuple[Head | Node | Seat | Post, ...] = (
         settings=_SETTINGS, round=3, phase=Phase.FORMED, attempt="a" * 16, size=3, waiting=1, lost=1, token=("epoch", 7)
     ),
     Head(settings=_SETTINGS, closed=Closed(reason="done", by="node-1")),
+    Head(
+        settings=Settings(4, 24, step=0, listed=(4, 8, 24), domain="rack", per_domain=4, grow=5.0),
+        held_back=3,
+        origin="4:8 sticky last_call=30 regroup=3",
+        generation=2,
+        target=8,
+    ),
     Node(arrival="b" * 16, fingerprint=_SETTINGS.fingerprint, last=Last(3, 1), address="host", labels={"rack": "7"}),
     Seat(round=3, attempt="a" * 16, arrival="b" * 16, rank=1, address="host", labels={"rack": "7"}),
     Post(node="node-1"),

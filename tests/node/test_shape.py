@@ -14,6 +14,7 @@ from rendezvous_async import (
     RendezvousClosedError,
     RendezvousSettingsError,
     RendezvousStateError,
+    RendezvousTimeoutError,
     Spec,
     Timeouts,
     World,
@@ -411,3 +412,14 @@ async def test_64_nodes_in_4_domains_re_form_without_waiting(nodes: str | None, 
         assert {world.size for world in worlds} == {size}
         racks = [int(name) // 16 for name in by_rank(worlds)]
         assert racks == sorted(racks)
+
+
+@in_virtual_time
+async def test_a_node_without_the_label_is_told_so_when_its_join_times_out() -> None:
+    async with Meeting() as meeting:
+        await (await enter_racks(meeting, "a1", "2:4:2"))[0].leave()
+        bare = await meeting.enter("bare", "2:4:2", **(rack("x") | {"labels": {}, "timeouts": Timeouts(join=5)}))
+        with pytest.raises(RendezvousTimeoutError) as caught:
+            await bare.join()
+        assert "1 here, none usable: 1 node without the label rack" in str(caught.value)
+        assert "spares without the label rack: bare" in str(caught.value)
