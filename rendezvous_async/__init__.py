@@ -14,7 +14,7 @@ The rooms, from the inside out; imports go only this way (``docs/design.md`` say
 * ``errors``, ``settings``, ``texts``: what can go wrong, what can be set, how text from others is shown
 * ``core``: what to do, as values and pure functions: records, rules of a round, the coordinator, an arrival
 * ``aio``: how to wait: the clocks, a deadline, a notice, a latch
-* ``backends``: where state lives: ``Backend``, which users hold, over a ``Driver`` (memory, tcp, etcd, file)
+* ``backends``: where state lives: ``Backend``, which users hold, over a ``Driver`` (memory, tcp, etcd, file, one value)
 * ``admin``: what anybody can do to a run: status, close, evict
 * ``node``: a node's life: connect, join, keep alive, coordinate, leave
 * ``sync``, ``launch``, ``page``: the classic's blocking interface and torchrun; the launcher; the status page

@@ -88,17 +88,17 @@ async def close_run(backend: Backend, reason: str, by: str, settings: Settings |
     """Close the run for everyone, finally. Retries until it is closed, and returns who closed it and why.
 
     Args:
-        backend: The run's.
+        backend: The run's backend.
         reason: Shown to the others.
-        by: Who closes it.
-        settings: For the head that is created if the run has none yet.
+        by: The node or person that closes it.
+        settings: The settings of the head that is created if the run has none yet.
 
     Raises:
-        ValueError: The reason is no text, or too long for a record; nothing was written.
+        ValueError: The reason is not a string, or too long for a record; nothing was written.
         RendezvousVersionError: The run is of a newer version, which alone may write its head; nothing was written.
     """
     if not isinstance(reason, str):
-        raise ValueError(f"reason must be a text, not {reason!r}")
+        raise ValueError(f"reason must be a string, not {reason!r}")
     closed = Closed(reason, by)
     entry = await backend.get(STATE)
     while True:
@@ -173,7 +173,7 @@ async def _rewrite_head(backend: Backend, change: Callable[[Head], Head]) -> Hea
 
 
 async def evict_node(backend: Backend, node: str) -> bool:
-    """Throw a node out by ending the session that its record names; False if there is no such node."""
+    """Remove a node by ending the session that its record names; False if there is no such node."""
     entry = await backend.get(node_key(node))
     if entry is None:
         return False

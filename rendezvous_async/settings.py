@@ -75,15 +75,15 @@ def as_number(value: object) -> object:
 
 
 def check_id(name: str, value: object) -> str:
-    """Return ``value`` as a run or node id: a short text that is not empty."""
+    """Return ``value`` as a run or node id: a short, non-empty string."""
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{name} must be a text that is not empty, not {value!r}")
+        raise ValueError(f"{name} must be a non-empty string, not {value!r}")
     if len(value) > MAX_ID_LENGTH:
         raise ValueError(f"{name} must have at most {MAX_ID_LENGTH} characters, not {len(value)}: {value[:32]!r}...")
     try:
         length = len(encode_segment(value))
     except UnicodeEncodeError:
-        raise ValueError(f"{name} must be a text that can be written as UTF-8, not {value!r}") from None
+        raise ValueError(f"{name} must be a string that UTF-8 can encode, not {value!r}") from None
     if length > MAX_ENCODED_ID_LENGTH:
         raise ValueError(
             f"{name} must have at most {MAX_ENCODED_ID_LENGTH} characters in a URL, not {length}: {value!r}"

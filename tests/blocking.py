@@ -12,6 +12,8 @@ from datetime import timedelta
 from threading import Event, Thread
 from typing import TypeVar
 
+import pytest
+
 from rendezvous_async.admin import let_newcomers_in, scale_run
 from rendezvous_async.backends.base import Put
 from rendezvous_async.core.spec import Spec
@@ -23,6 +25,7 @@ from rendezvous_async.sync import (
     RendezvousTimeout,
 )
 from rendezvous_async.sync.carrier import at_endpoint
+from tests.proof.campaign.namespaces import Link, Links
 
 __all__ = [
     "PATIENCE",
@@ -31,6 +34,7 @@ __all__ = [
     "in_thread",
     "join_all",
     "let_in",
+    "linked",
     "make_handler",
     "scale",
     "serve_apart",
@@ -68,6 +72,18 @@ def make_handler(
     seconds = [timedelta(seconds=value) for value in (join, last_call, 10, 5)]
     settings = RendezvousSettings(run_id, *nodes, RendezvousTimeout(*seconds))
     return DynamicRendezvousHandler(name, at_endpoint(endpoint), settings, local_addr="127.0.0.1")
+
+
+def linked(number: int) -> Iterator[Link]:
+    """Yield a link to another machine, as far as the network goes; for fixtures, whose numbers must differ."""
+    links = Links(number)
+    links.make(1)
+    if links.why_not:
+        pytest.skip(links.why_not)
+    try:
+        yield links.links[0]
+    finally:
+        links.remove()
 
 
 def in_thread(function: Callable[..., T], *args: object) -> Future[T]:

@@ -99,7 +99,7 @@ def test_redis_backend(tmp_path: Path) -> None:
 
 
 def test_launched_worker(tmp_path: Path) -> None:
-    """Two launchers, one with two workers, and a program with no code of ours in it; the first one hosts."""
+    """Two launchers, one with two workers, run a program that does not use this library; the first one hosts."""
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     worker = [sys.executable, str(EXAMPLES / "launched_worker.py"), "3", str(tmp_path / "step")]
     launch = [sys.executable, "-m", "rendezvous_async", "launch", endpoint, "--run-id", "sum", "--nodes", "2"]

@@ -242,7 +242,10 @@ class TestIds:
 
     @pytest.mark.parametrize("value", ["", " ", "\n\t", None, 7, b"id", "\ud800"])
     def test_what_is_no_id(self, value: object) -> None:
-        assert fails(check_id, "run_id", value).startswith("run_id must be a text")
+        told = fails(check_id, "run_id", value)
+        assert told.startswith(
+            ("run_id must be a non-empty string, not", "run_id must be a string that UTF-8 can encode")
+        )
 
     @pytest.mark.parametrize("character", ["x", "語"])
     def test_ids_are_bounded(self, character: str) -> None:

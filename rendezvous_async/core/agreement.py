@@ -28,7 +28,7 @@ def is_abandoned(tally: Tally) -> bool:
 
 
 def is_settled(tally: Tally) -> bool:
-    """Return whether the head's settings hold for all newcomers: a node here has been in a round of this run."""
+    """Return whether the head's settings bind newcomers too: some node here has been in a round of this run."""
     return bool(tally.holding) or tally.has_survivor
 
 

@@ -1,7 +1,7 @@
 """How a node arrives: the transaction that puts its record, and what it means when that record is no longer its own.
 
 An arrival is done when the node's record stands under its session, in a run that is open and has its settings.
-``next_step`` says what is still to be done for that, ``ousting`` why a node is out that was in. No I/O here:
+``next_step`` says what is left to do for that; ``ousting`` says why a node that was in is out. No I/O here:
 ``node.membership`` sends the transactions and reads the others.
 """
 
@@ -46,11 +46,11 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
     """What a node knows of its own part in a run.
 
     Attributes:
-        run_id: Of the run.
+        run_id: The run.
         node: Its id.
-        settings: What it wants the run to be.
-        record: One that it has put; those of other nodes with the same id are of another life.
-        session: The one that it has now.
+        settings: The settings that it wants for the run.
+        record: A record that it has put. Another process with the same id puts records of another life.
+        session: Its present session.
         founds: Whether to found a run that is not there, and to take its post.
         was_here: Whether it had a record in this or an earlier session. If another node has its id now, that one came
             later, and the newest counts: this one must not fight back.
@@ -72,8 +72,8 @@ class Standing(msgspec.Struct, frozen=True):
 
     Attributes:
         record: None if it cannot be read.
-        stamp: Of the entry.
-        session: That it is bound to.
+        stamp: The stamp of the entry.
+        session: The session that the entry is bound to.
     """
 
     record: Node | None
@@ -103,7 +103,7 @@ def next_step(
 
     Args:
         presence: What it knows of itself.
-        record: What it arrives with.
+        record: The record that it arrives with.
         seen: What it sees of the run.
         standing: What stands at its key.
         others: The other nodes, if they were just read.

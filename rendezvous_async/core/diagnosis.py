@@ -44,7 +44,7 @@ class Present(msgspec.Struct, frozen=True):
         role: ``member`` holds the round, ``back`` has returned to the barrier, ``waiting`` is new, ``spare`` is not in
             the largest world of all who are here, ``foreign`` came with other settings.
         rank: In the round, for its members.
-        address: What it says other members reach it at.
+        address: Where other members reach it, by its own account.
         displaced: The address of a live node with the same id whose place it took.
     """
 
@@ -200,7 +200,7 @@ def diagnose(
     records: Iterable[tuple[str, Node, int]],
     coordinator: str | None,
 ) -> Status:
-    """Return what is to be said about a run.
+    """Return the status of a run.
 
     Args:
         run_id: Which run.
@@ -271,9 +271,9 @@ def _in_next(tally: Tally) -> set[str]:
         return set()
     everybody = tally.candidates()
     if tally.holding:
-        members = ((node, seat.rank) for node, seat in tally.seats.items() if node in tally.holding | tally.returned)
         everybody = [candidate for candidate in everybody if candidate.node in tally.newcomers]
-        everybody += [Candidate(node, 0, rank, labels=tally.records[node][0].labels) for node, rank in members]
+        for node in tally.holding | tally.returned:
+            everybody.append(Candidate(node, 0, tally.seats[node].rank, labels=tally.records[node][0].labels))
     domain = tally.shape.domain
     world = choose(everybody, tally.shape) or [c for c in everybody if not domain or domain in c.labels]
     return {candidate.node for candidate in world}

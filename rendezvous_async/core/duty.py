@@ -108,7 +108,7 @@ class Duty:
         capacity: Of one transaction.
 
     Attributes:
-        unread: What is to be read next; None: all has been.
+        unread: What to read next; None once everything has been read.
         state: The stamp of the head that it goes by.
         tally: That head, with what it has read of seats and roster.
         decision: The step under way; None if there is none, or if it only cleans up.
@@ -178,7 +178,7 @@ class Duty:
         """Return the transaction that gives the post back, if it is still held."""
         return Transaction(Purpose.RESIGN, (Drop(COORDINATOR),), {COORDINATOR: self._post})
 
-    # What came of it
+    # Outcomes
 
     def read_seats(self, rows: Iterable[Row]) -> None:
         """Take all seats; those that do not count, or cannot be read, were left by an earlier coordinator."""
@@ -211,7 +211,7 @@ class Duty:
         return errors
 
     def won(self, stamp: Stamp) -> None:
-        """Go on after the last transaction, which was done and has that stamp."""
+        """Go on after the last transaction won; it has that stamp."""
         what, _ = self.script.pop(0)
         if what is Purpose.BEGIN:
             self._forming = stamp
@@ -236,8 +236,8 @@ class Duty:
         Clean-up is then left to the next coordinator; an attempt is given up, and all is read again.
 
         Returns:
-            Whether the node may learn from the answer. Not if the post or the head is gone, or the post another's: the
-            node may be out, and its watch says so before it tells what has become of the head.
+            Whether the node may learn from the answer. It must not if the head or the post is gone, or another node has
+            the post: it may be out, and its watch says so before it shows what has become of the head.
         """
         given_up, self.script, self.decision, self._forming = self.decision, [], None, None
         if state is None or post != self._post:

@@ -1,6 +1,6 @@
 """Who gets which rank: three policies, each a plain function of the candidates.
 
-``sticky`` (the default) moves as few nodes as it can and gives rank 0 to somebody who was there before. ``sorted`` is
+``sticky`` (the default) moves as few nodes as it can and gives rank 0 to a survivor, if there is one. ``sorted`` is
 the classic order, by address and node id as text. ``label:<name>`` gives nodes with equal labels contiguous ranks, for
 example ``label:rack``, in the order of their old ranks.
 
@@ -27,7 +27,7 @@ class Candidate(msgspec.Struct, frozen=True):
         node: Its id.
         order: The revision of its arrival: smaller came first.
         rank: Its rank in the last round, if it held it.
-        address: What it says other members reach it at.
+        address: Where other members reach it, by its own account.
         labels: What it says about itself.
     """
 

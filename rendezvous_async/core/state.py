@@ -160,7 +160,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A node's own record: one arrival at the barrier.
 
     Attributes:
-        arrival: A fresh id for each call of ``join()``; its start is the same for all those of one ``Rendezvous``.
+        arrival: A fresh id for each call of ``join()``; all ids of one ``Rendezvous`` share a prefix.
         fingerprint: Of the settings that the node brings; a node with others is no candidate.
         last: What it held before, if anything.
         address: How other members reach it; free text.
@@ -176,7 +176,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     displaced: Text = ""
 
     def is_of_one_life_with(self, other: Node) -> bool:
-        """Tell whether one ``Rendezvous`` has written both records."""
+        """Tell whether one ``Rendezvous`` wrote both records."""
         return self.arrival[:LIFE_LENGTH] == other.arrival[:LIFE_LENGTH]
 
 

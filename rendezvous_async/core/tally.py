@@ -143,7 +143,7 @@ class Tally:
 
     @property
     def last_round(self) -> int:
-        """The highest round that the head or anybody at all remembers."""
+        """The highest round that the head or any record remembers."""
         return max(self._survived, *self._last_rounds_of_foreign, 0)
 
     @property

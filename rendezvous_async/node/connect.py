@@ -32,7 +32,7 @@ __all__ = ["connect"]
 
 SHORTEST_INTERVAL = 0.001
 LONGEST_TTL = 86_400
-"""Seconds between keep-alives at least, and seconds without one until a node counts as lost at most."""
+"""The least seconds between keep-alives, and the most seconds without one until a node counts as lost."""
 
 
 def connect(
@@ -59,7 +59,7 @@ def connect(
 
     Args:
         endpoint: Where the run's state lives, for example ``tcp://head:29400``.
-        run_id: Which run; nodes with the same run id meet.
+        run_id: The run's id; nodes with the same run id meet.
         nodes: How many: a count, ``"min:max"`` or ``(min, max)``, ``"min:max:step"``, or the allowed sizes as a list:
             ``"4,8,16"`` or ``[4, 8, 16]``.
         timeouts: How long to wait for what.
@@ -168,14 +168,16 @@ def _check_domain(domain: object, per_domain: object) -> None:
 
 
 def _check_labels(labels: object) -> dict[str, str]:
-    """Return the labels: texts by name."""
+    """Return the labels; raise ValueError unless they map strings to strings."""
     if labels is None:
         return {}
     if not isinstance(labels, Mapping):
-        raise ValueError(f'labels must be texts by name, for example {{"rack": "7"}}, not {labels!r:.200}')
+        raise ValueError(f'labels must map strings to strings, for example {{"rack": "7"}}, not {labels!r:.200}')
     for name, value in labels.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise ValueError(f'labels must be texts by name, for example {{"rack": "7"}}, not {name!r}: {value!r:.200}')
+            raise ValueError(
+                f'labels must map strings to strings, for example {{"rack": "7"}}, not {name!r}: {value!r:.200}'
+            )
     return dict(labels)
 
 
@@ -183,11 +185,11 @@ def _check_identity(identity: Node) -> None:
     """Raise ValueError if other nodes could not read this one's record: they would pass it over, and it would wait."""
     address: object = identity.address
     if not isinstance(address, str):
-        raise ValueError(f"address must be a text, not {address!r:.200}")
+        raise ValueError(f"address must be a string, not {address!r:.200}")
     try:
         decode(Node, encode(identity))
     except (RendezvousStateError, UnicodeEncodeError) as error:
         raise ValueError(
-            f"address and labels must be texts of at most 1024 characters, and at most 64 labels, not "
+            f"address and labels must be strings of at most 1024 characters, and at most 64 labels, not "
             f"address={identity.address!r:.100} and labels={identity.labels!r:.200}: {error}"
         ) from error

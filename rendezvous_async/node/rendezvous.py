@@ -52,7 +52,7 @@ class Rendezvous:
     """A node's place in a run; made by ``connect``, used as an async context manager.
 
     Attributes:
-        run_id: Which run.
+        run_id: The run's id.
         node: This node's id.
         settings: What this node brings. What holds now may have been changed by ``scale()``: see ``status()``.
         world: The world of the last ``join()``; None before the first.
@@ -133,9 +133,9 @@ class Rendezvous:
     def worlds(self) -> Worlds:
         """Return the worlds of this node, one after another, for ``async for``: a job's own loop.
 
-        Each turn is a ``join()``, with its errors; a run that is closed ends the loop, for members and spares alike. To
-        ask for the next world while the last one still holds is to return to the barrier. After a ``break`` or an
-        exception this node is still in its world: ``leave()``, or leave the rendezvous.
+        Each turn is a ``join()``, with its errors; a run that is closed ends the loop, for members and spares alike. A
+        turn while the last world still holds returns this node to the barrier. After a ``break`` or an exception this
+        node is still in its world: call ``leave()``, or leave the rendezvous.
         """
         return Worlds(self)
 
@@ -155,7 +155,7 @@ class Rendezvous:
         """
         supervisor = await self._entered()
         self._who.events.emit(EventKind.CLOSING, detail=reason)
-        with answer_within(self._who.timeouts.close, f"close run {self.run_id!r}"):
+        with answer_within(self._who.timeouts.close, f"close run {self.run_id!r}", supervisor.trouble):
             backend = await supervisor.open_backend()
             await close_run(backend, reason, self.node, self.settings)
             state = await backend.get(STATE)
@@ -183,7 +183,7 @@ class Rendezvous:
             RendezvousConnectionError: The backend did not answer within ``timeouts.close``.
         """
         supervisor = await self._entered()
-        with answer_within(self._who.timeouts.close, f"scale run {self.run_id!r}"):
+        with answer_within(self._who.timeouts.close, f"scale run {self.run_id!r}", supervisor.trouble):
             return await scale_run(await supervisor.open_backend(), nodes, target)
 
     async def grow(self) -> None:
@@ -201,19 +201,19 @@ class Rendezvous:
         head = None if membership is None else membership.view.head
         if head is not None and head.closed is None and not head.held_back:
             return  # A checkpoint is frequent, newcomers are rare: what was pushed says it without a request.
-        with answer_within(self._who.timeouts.close, f"grow run {self.run_id!r}"):
+        with answer_within(self._who.timeouts.close, f"grow run {self.run_id!r}", supervisor.trouble):
             await let_newcomers_in(await supervisor.open_backend())
 
     async def evict(self, node: str) -> bool:
-        """Throw another node out; it learns that it is out, and may join again. False if it is not here."""
+        """Remove another node; it learns that it is out, and may join again. False if it is not here."""
         supervisor = await self._entered()
-        with answer_within(self._who.timeouts.close, f"evict node {node!r}"):
+        with answer_within(self._who.timeouts.close, f"evict node {node!r}", supervisor.trouble):
             return await evict_node(await supervisor.open_backend(), node)
 
     async def status(self) -> Status:
-        """Read how the run stands; ``str()`` of it explains itself."""
+        """Read the status of the run; its ``str()`` explains itself."""
         supervisor = await self._entered()
-        with answer_within(self._who.timeouts.close, f"read the status of run {self.run_id!r}"):
+        with answer_within(self._who.timeouts.close, f"read the status of run {self.run_id!r}", supervisor.trouble):
             return await read_status(await supervisor.open_backend())
 
     def events(self) -> AsyncIterator[Event]:
@@ -221,7 +221,7 @@ class Rendezvous:
         return self._who.events.read()
 
     def listen(self, listener: Callable[[Event], None]) -> None:
-        """Let ``listener`` be called with each event in the very moment that it happens; an error is logged."""
+        """Call ``listener`` with each event as it happens; an error of the listener is logged."""
         self._who.events.listen(listener)
 
     # Joining
@@ -279,7 +279,7 @@ class Rendezvous:
         return deadline
 
     def _admission(self, membership: Membership, record: Node) -> Joined | Mismatch | Pending:
-        """Return how this arrival stands: in once the head names an attempt that gave it a seat.
+        """Return whether this arrival is in: it is once the head names the attempt that gave it a seat.
 
         Raises:
             RendezvousClosedError: The run is closed.
@@ -319,14 +319,14 @@ class Rendezvous:
         status: Status | None = None
         if supervisor.backend is not None:
             try:
-                with answer_within(self._who.timeouts.heartbeat, "read the status"):
+                with answer_within(self._who.timeouts.heartbeat, "read the status", supervisor.trouble):
                     status = await read_status(supervisor.backend)
             except RendezvousError as error:
                 troubles = (*troubles, str(error))
         return RendezvousTimeoutError("\n  ".join([message, *troubles]), status)
 
     def _report(self, membership: Membership) -> None:
-        """Tell of what has happened to the world. At the barrier this node has none, and only a close is news."""
+        """Report what has happened to the world. At the barrier this node has none, and only a close is news."""
         if self._supervisor is None or self._supervisor.membership is not membership:
             return
         head = membership.view.head

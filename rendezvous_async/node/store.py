@@ -36,10 +36,10 @@ class Store:
 
     Args:
         backend: The run's.
-        round: Whose store it is.
+        round: The round's number.
         token: The round's fencing token.
-        rank: Of this member, for barriers.
-        size: Of the world, for barriers.
+        rank: This member's rank, for barriers.
+        size: The size of the world, for barriers.
         check: Raises if this node is out.
         news: Fires when that may have changed, so that a wait can end.
         call_timeout: For one call to the backend; a node that waits longer is out anyway.
@@ -201,7 +201,7 @@ class Store:
 
         A barrier that carries a small value: each member writes one key and waits for one, in which rank 0 puts all.
         Failed calls do not count, as with ``barrier``. All values together have at most 1 MiB, or a quarter of what the
-        backend takes at once.
+        backend takes at once. They stay in the backend until a later barrier or gather, or until the round ends.
 
         Raises:
             ValueError: The value is too large for a world of this size.
@@ -272,15 +272,14 @@ class Store:
         return result.get(place, b"")
 
     async def _result_at(self, place: str) -> bytes:
-        """Return what rank 0 wrote at a barrier that all have reached."""
+        """Return what rank 0 wrote at a barrier that all have reached; it stays until this member has reported it."""
         entry = await self._read(place)
         if entry is None or entry.value is None:
-            await self._confirm()
-            raise RendezvousFencedError(f"{self!r}: the barrier at {place!r} is gone")
+            raise RendezvousFencedError(f"{self!r}: round {self._round} is over; join() again for the next one")
         return entry.value
 
     def _over(self, here: Mapping[str, bytes]) -> list[str]:
-        """Return the barriers that all members have reported to have passed, with the reports in ``here``."""
+        """Return the barriers that all members have reported as passed, with the reports in ``here``."""
         for key, told in here.items():
             for barrier in told.partition(b"\n")[0].decode("ascii", "replace").split("/"):
                 if barrier in self._telling:
@@ -365,5 +364,5 @@ def _bytes(value: bytes | str) -> bytes:
     if isinstance(value, str):
         return value.encode()
     if not isinstance(value, bytes | bytearray | memoryview):
-        raise TypeError(f"a value must be bytes or a text, not {value!r}")
+        raise TypeError(f"a value must be bytes or a string, not {value!r}")
     return bytes(value)

@@ -42,7 +42,7 @@ class World:
     """A round that this node holds.
 
     Attributes:
-        run_id: Whose round it is.
+        run_id: The run's id.
         node: This node's id.
         round: The round's number; it only grows.
         rank: This node's place, 0 to ``size - 1``.
@@ -89,8 +89,8 @@ class World:
     async def changed(self, *changes: Change) -> Change:
         """Wait until something has happened to this world, and say what; at once if it already has.
 
-        ``CLOSED`` (somebody ended the run) beats ``EVICTED`` (this node is out of the round) beats ``MEMBER_LOST``
-        beats ``RESIZED`` (the run was scaled, and this world is too large now) beats ``NODES_WAITING`` (somebody is at
+        ``CLOSED`` (the run is over) beats ``EVICTED`` (this node is out of the round) beats ``MEMBER_LOST`` beats
+        ``RESIZED`` (the run was scaled, and this world is too large now) beats ``NODES_WAITING`` (other nodes are at
         the barrier). After the last four, ``join()`` again.
 
         Args:
@@ -202,9 +202,9 @@ class UntilChanged:
         self._stack = ExitStack()
 
     async def __aenter__(self) -> UntilChanged:
-        self._stack.enter_context(self._changed.calling(self._look))
+        self._stack.enter_context(self._changed.calling(self._cancel_if_changed))
         self._stack.enter_context(self._scope)
-        self._look()
+        self._cancel_if_changed()
         return self
 
     async def __aexit__(
@@ -215,7 +215,7 @@ class UntilChanged:
             self.change = self._ending() or self._cause  # A node that waited may have left since.
         return swallow
 
-    def _look(self) -> None:
+    def _cancel_if_changed(self) -> None:
         change = self._ending()
         if change is not None:
             self._cause = change

@@ -91,7 +91,7 @@ def rounds_only_grow(history: History) -> Iterator[str]:
                 if round <= last.get(node, 0):
                     yield f"{record} after round {last[node]}"
                 last[node] = round
-            case Fault(nodes=nodes, kind="crash" | "leave" | "restart"):
+            case Fault(nodes=nodes, kind="crash" | "leave" | "restart" | "end"):
                 for node in nodes:
                     last.pop(node, None)  # The next process with this name remembers nothing.
             case _:

@@ -11,7 +11,10 @@ from rendezvous_async.node.rendezvous import Rendezvous
 from rendezvous_async.node.world import World
 from rendezvous_async.testing.history import Believed, CloseCalled, History, Left, Released
 
-__all__ = ["SimulatedNode", "now"]
+__all__ = ["RUN", "SimulatedNode", "now"]
+
+RUN = "simulated"
+"""The id of the run."""
 
 
 class SimulatedNode:

@@ -224,7 +224,7 @@ def test_equal_settings_have_equal_fingerprints() -> None:
 
 
 def record_of_size(size: int) -> Node:
-    """Return a record whose bytes are exactly so many."""
+    """Return a record of exactly ``size`` bytes."""
     small = record("a1", labels={str(number): "x" * 1000 for number in range(64)})
     spare = size - len(encode(small))
     assert 0 < spare < 64 * 24

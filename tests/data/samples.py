@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from rendezvous_async.backends import open_backend
 from rendezvous_async.backends.base import OWN, Commit, Condition, Delete, Entry, Listing, Put, Token
+from rendezvous_async.backends.cas.image import Draft, Image
 from rendezvous_async.backends.classic import close_envelope
 from rendezvous_async.backends.table import frames
 from rendezvous_async.backends.table.log import Log
@@ -176,6 +177,19 @@ async def write_directory(path: Path, beside: Path) -> None:
         await backend.commit(Put("kept", b"value"), when=[Condition("kept", None)])
         await backend.commit(Put("nodes/a", b"record", session.id))
         copytree(beside, path)
+
+
+def image_of_two_writes() -> Image:
+    """Return what the backend over one value stores: a session with a key, a key without, and a keep-alive."""
+    first = Draft(Image.empty("epoch"))
+    session, _ = first.open_session(5.0, (Put("ns/job/nodes/a", b"record", OWN), Put("ns/job/gone", b"")), ())
+    first.commit((Put("ns/job/kept", b"value"), Delete("ns/job/gone")), ())
+    second = Draft(first.image(b"mark 1  "))
+    second.keep_alive(session)
+    return second.image(b"mark 2  ")
+
+
+IMAGES: Mapping[str, Callable[[], Image]] = {"after two writes": image_of_two_writes}
 
 
 def _proof(role: str) -> str:

@@ -505,7 +505,7 @@ async def test_a_coordinator_without_a_state_stands_down() -> None:
 
 
 def touch_state(meeting: Meeting) -> None:
-    """Write the head anew, as another writer would: every compare with the old one is lost."""
+    """Rewrite the head as another writer would: every compare with the old one fails."""
     table, key = meeting.server.table, f"{PREFIX}state"
     entry = table.get(key)
     assert entry is not None

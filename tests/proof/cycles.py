@@ -186,7 +186,7 @@ def growth(looks: list[Left], cycles: int) -> list[str]:
 
 
 async def run_cycles(backend: str, endpoint: str, cycles: int, parts: int) -> list[Left]:
-    """Do so many cycles of one run, and look after each part; the first part is for everything to find its place."""
+    """Do this many cycles of one run, and measure after each part; the first part is a warm-up."""
     looks = []
     one = sync_cycle if backend == "sync" else cycle
     for part in range(parts):

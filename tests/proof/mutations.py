@@ -73,7 +73,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "core/rules.py",
         "        return Shut(head.closed, spare)",
         "        return Pending(spare)",
-        "who waits at the barrier is not told of a close",
+        "a node at the barrier is not told of a close",
         "tests/node/test_join.py::test_closing_ends_every_join_and_every_world_for_good",
     ),
     Mutation(
@@ -604,7 +604,7 @@ def plant(mutation: Mutation, place: Path) -> Outcome:
     path = place / "rendezvous_async" / mutation.file
     sound = path.read_text()
     assert sound.count(mutation.before) == 1, f"{mutation.file} has not exactly one {mutation.before!r}"
-    _write(path, sound.replace(mutation.before, mutation.after))
+    write_source(path, sound.replace(mutation.before, mutation.after))
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutation.caught_by]
     environment = {**os.environ, "PYTHONPATH": str(place), "RENDEZVOUS_TEST_PATIENCE": "15"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -616,7 +616,7 @@ def plant(mutation: Mutation, place: Path) -> Outcome:
     except subprocess.TimeoutExpired:
         return Outcome("late", 5 * LIMIT)
     finally:
-        _write(path, sound)
+        write_source(path, sound)
     seconds = time.monotonic() - begin
     if done.returncode != 1 and "passed" not in done.stdout and "skipped" in done.stdout:
         return Outcome("skipped", seconds)
@@ -627,7 +627,7 @@ def plant(mutation: Mutation, place: Path) -> Outcome:
     return Outcome("caught" if seconds <= LIMIT else "late", seconds)
 
 
-def _write(path: Path, source: str) -> None:
+def write_source(path: Path, source: str) -> None:
     """Write a source so that no bytecode of the one before is taken for it: those are told apart by whole seconds."""
     changed = int(path.stat().st_mtime)
     path.write_text(source)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import itertools
 import ssl
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -270,6 +272,49 @@ def test_a_backend_that_a_user_wrote_carries_a_rendezvous(kind: str) -> None:
         wait_until(handlers[1].is_closed)
         assert handlers[1].shutdown()
         assert ended.result(PATIENCE)
+
+
+_SQLITE_NODE = """
+import sqlite3, sys
+from rendezvous_async.sync import DynamicRendezvousHandler, RendezvousBackend
+
+class RowBackend(RendezvousBackend):
+    name = "sqlite"
+
+    def __init__(self, path):
+        self.path = path
+        with self.open() as db:
+            db.execute("CREATE TABLE IF NOT EXISTS row (id INTEGER PRIMARY KEY, state BLOB, token INTEGER)")
+
+    def open(self):
+        return sqlite3.connect(self.path, timeout=2)
+
+    def get_state(self):
+        with self.open() as db:
+            return db.execute("SELECT state, token FROM row").fetchone()
+
+    def set_state(self, state, token=None):
+        with self.open() as db:
+            if token is None:
+                done = db.execute("INSERT OR IGNORE INTO row VALUES (1, ?, 1)", (state,))
+            else:
+                done = db.execute("UPDATE row SET state = ?, token = token + 1 WHERE token = ?", (state, token))
+            found = db.execute("SELECT state, token FROM row").fetchone()
+            return found and (*found, done.rowcount == 1)
+
+handler = DynamicRendezvousHandler.from_backend("run", None, RowBackend(sys.argv[1]), 2, 2, "127.0.0.1")
+info = handler.next_rendezvous()
+info.store.barrier()
+print(info.rank, info.world_size, flush=True)
+sys.exit(not handler.shutdown())
+"""
+
+
+def test_two_processes_meet_in_a_row_of_sqlite(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _SQLITE_NODE, str(tmp_path / "rows.db")]
+    nodes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert sorted(node.communicate(timeout=PATIENCE)[0] for node in nodes) == ["0 2\n", "1 2\n"]
+    assert [node.returncode for node in nodes] == [0, 0]
 
 
 # create_backend

@@ -63,7 +63,7 @@ async def pair(job: Job, *arguments: str) -> AsyncIterator[tuple[Agent, Agent, s
 
 
 async def nodes_here(job: Job, count: int) -> None:
-    """Wait until so many agents are at the barrier or in the round, spares included."""
+    """Wait until this many agents are at the barrier or in the round, spares included."""
     endpoint = f"tcp://{job.endpoint}?is_host=false"
     with anyio.fail_after(PATIENCE):
         async with rdzv.open_backend(endpoint, run_id=job.id) as backend, backend.watch(NODES) as watch:

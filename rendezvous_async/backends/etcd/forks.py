@@ -1,10 +1,11 @@
-"""Guards against forks: gRPC does not survive one, so a child forked after etcd was used gets an error, not a crash.
+"""Guards against forks: gRPC does not survive one, so a child forked after etcd was used has a helper process instead.
 
 * gRPC's threads do not exist in the child. gRPC's own fork handlers restart them on state that was being changed
   during the fork: up to a third of all children crashed, even if they did nothing (grpcio 1.85.1). So the handlers are
   disabled, unless the user has set ``GRPC_ENABLE_FORK_SUPPORT`` or imported grpc before.
-* A call in the child would never be answered, and would steal answers from the parent, so it is refused.
-* The child shares its parent's connections: closing them would break the parent. So the child closes nothing.
+* A call in the child would never be answered, and would steal answers from the parent. So a backend that is opened in
+  the child makes its calls in a helper process (bridge.py), and one that the child inherited refuses them.
+* The child shares its parent's connections: closing them would break the parent. So what it inherited stays open.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 
 from rendezvous_async.errors import RendezvousConnectionError
 
-__all__ = ["check_process", "in_child"]
+__all__ = ["Owner", "may_use_grpc"]
 
 _SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 
@@ -31,23 +32,34 @@ _user: int | None = None
 """The process that uses gRPC; a forked child inherits it."""
 
 
-def in_child() -> bool:
-    """Return whether this process was forked from one that had used gRPC."""
-    return _user not in (None, os.getpid())
-
-
-def check_process() -> None:
-    """Note that this process uses gRPC.
-
-    Raises:
-        RendezvousConnectionError: It was forked from a process that had used gRPC.
-    """
+def may_use_grpc() -> bool:
+    """Note that this process uses gRPC; return False if it was forked from one that had used it."""
     global _user
-    if in_child():
-        raise RendezvousConnectionError(
-            f"etcd was used in process {_user}, and process {os.getpid()} was forked from it later: gRPC does not work "
-            "there. Start the child with spawn or exec (multiprocessing's start method 'spawn', subprocess), or fork "
-            "before etcd is used",
-            final=True,
-        )
+    if _user not in (None, os.getpid()):
+        return False
     _user = os.getpid()
+    return True
+
+
+class Owner:
+    """The process that made something."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        return f"<Owner {self._pid}>"
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is this process, not one that was forked from it."""
+        return os.getpid() == self._pid
+
+    def check(self) -> None:
+        """Raise RendezvousConnectionError if this process was forked from it."""
+        if not self.is_here:
+            raise RendezvousConnectionError(
+                f"this backend on etcd belongs to process {self._pid} and does not work in process {os.getpid()}, "
+                "which was forked from it: open a new one in the child, or start the child with spawn",
+                final=True,
+            )

@@ -1,4 +1,4 @@
-"""Resolves names to addresses, tells which are local, and listens on all of them or on none."""
+"""Names and addresses, listening on all addresses of a name or on none, and what the kernel knows of a peer."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import asyncio
 import errno
 import ipaddress
 import socket
+import struct
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from rendezvous_async.backends.system import system
 from rendezvous_async.settings import format_address
 
-__all__ = ["Address", "host_of", "listen_on", "resolve", "watch_for_dead_peer"]
+__all__ = ["Address", "host_of", "listen_on", "resolve", "silence_of", "watch_for_dead_peer"]
 
 BACKLOG = 4096
 _PORT_TRIES = 20
+_LAST_DATA_RECEIVED = 52
+"""The offset of ``tcpi_last_data_recv`` in Linux's ``struct tcp_info``: milliseconds, in 32 bits."""
 
 
 class Address(msgspec.Struct, frozen=True, order=True):
@@ -61,7 +66,7 @@ class Address(msgspec.Struct, frozen=True, order=True):
     def is_local(self) -> bool:
         """Tell whether this machine has the address, by trying to bind it."""
         try:
-            with socket.socket(self.family, socket.SOCK_DGRAM) as sock:
+            with system().socket(self.family, socket.SOCK_DGRAM) as sock:
                 sock.bind(self.at(0).socket_address)
         except OSError:
             return False
@@ -133,7 +138,7 @@ def _listen_once(addresses: Sequence[Address]) -> list[socket.socket]:
 
 def _listen(address: Address) -> socket.socket:
     # With the protocol given, or asyncio would not disable Nagle's algorithm, and answers could wait 40 ms.
-    sock = socket.socket(address.family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    sock = system().socket(address.family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         # Otherwise a restarted server would have to wait for old connections in TIME_WAIT. Two servers still cannot
         # listen at once, but two may *bind* at once, so listen() decides between racing hosts.
@@ -163,3 +168,14 @@ def watch_for_dead_peer(sock: socket.socket) -> None:
     for option, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def silence_of(sock: socket.socket) -> float:
+    """Return the seconds since the kernel last received data from the peer; 0.0 where the kernel does not tell."""
+    if sys.platform != "linux":
+        return 0.0
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED + 4)
+    except OSError:  # not a TCP socket
+        return 0.0
+    return float(struct.unpack_from("=I", info, _LAST_DATA_RECEIVED)[0]) / 1000

@@ -62,7 +62,7 @@ function sizesOf(status) {
 function factsOf(status) {
   const facts = ["round " + status.round, sizesOf(status)];
   if (status.spec.target !== null) facts.push("target " + status.spec.target);
-  if (status.spec.generation) facts.push("scaled " + status.spec.generation + "×");
+  if (status.spec.generation) facts.push("generation " + status.spec.generation);
   facts.push(status.here.length + " here");
   for (const role of ["back", "waiting", "spare", "foreign"]) {
     const count = status.here.filter((node) => node.role === role).length;

@@ -47,12 +47,12 @@ def rest() -> None:
 
 def apart(work: Callable[[], None]) -> None:
     """Do it in another thread, since this one has a running loop, and raise its error here."""
-    errors: list[RendezvousConnectionError] = []
+    errors: list[Exception] = []
 
     def run() -> None:
         try:
             work()
-        except RendezvousConnectionError as error:
+        except Exception as error:
             errors.append(error)
 
     thread = threading.Thread(target=run)
@@ -63,8 +63,16 @@ def apart(work: Callable[[], None]) -> None:
 
 
 async def use(endpoint: str) -> None:
+    """Do everything that needs a call or a stream."""
     async with open_backend(endpoint, run_id="child") as backend:
-        await backend.commit(Put("a", b"1"))
+        session = await backend.open_session(60)
+        await session.keep_alive()
+        async with backend.watch("b") as watch:
+            await anext(watch)
+            await backend.commit(Put("b", b"1", session.id))
+            assert [entry.value for entry in (await anext(watch)).entries] == [b"1"]
+            await session.aclose()
+            assert [entry.value for entry in (await anext(watch)).entries] == [None]
 
 
 async def fork_in_loop(endpoint: str) -> None:

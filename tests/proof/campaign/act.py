@@ -110,7 +110,7 @@ class Act:
 
     async def _play(self) -> None:
         for performer in self.performers:
-            await performer.start(anew=False)
+            await performer.start(fresh=False)
         await self._settle("at the beginning")
         await self._disturb()
         for performer in self.performers:
@@ -204,7 +204,7 @@ class Act:
             await self._await_end(actor)
         if closing:  # Closed is final, also for one who comes late.
             late = next(actor for actor in self.performers if actor.child.killed)
-            await late.start(anew=True)
+            await late.start(fresh=True)
             await self._await_end(late)
         self.recorder.look()
         self._check_ends(closing)

@@ -52,10 +52,10 @@ def canonical(state: State) -> State:
     if len(set(keys)) == len(keys):
         if order == list(range(len(keys))):
             return state
-        return _Renaming(None, None, order).state(state)
+        return Renaming(None, None, order).state(state)
     ties = [list(permutations(group)) for _, group in groupby(order, key=keys.__getitem__)]
     choices = ([node for group in choice for node in group] for choice in product(*ties))
-    return min((_Renaming(None, None, choice).state(state) for choice in choices), key=encode)
+    return min((Renaming(None, None, choice).state(state) for choice in choices), key=encode)
 
 
 def compact(state: State) -> State:
@@ -65,7 +65,7 @@ def compact(state: State) -> State:
     orders = _gapless(orders_of(state))
     if attempts is None and orders is None:
         return state
-    return _Renaming(attempts, orders, None).state(state)
+    return Renaming(attempts, orders, None).state(state)
 
 
 def _up_to_date(state: State) -> State:
@@ -193,7 +193,7 @@ def _gapless(found: set[int]) -> dict[int, int] | None:
     return {name: number for number, name in enumerate(sorted(found), 1)}
 
 
-class _Renaming:
+class Renaming:
     """Gives attempts, orders and nodes other names, everywhere; ``nodes`` lists who comes first, second and so on."""
 
     def __init__(self, attempts: dict[int, int] | None, orders: dict[int, int] | None, nodes: list[int] | None) -> None:
