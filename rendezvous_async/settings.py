@@ -21,7 +21,6 @@ __all__ = [
     "Settings",
     "Timeouts",
     "parse_endpoint",
-    "parse_nodes",
     "settings_for",
     "settings_of",
 ]
@@ -64,10 +63,15 @@ def check_grow(name: str, value: object) -> float:
 
 def parse_seconds(name: str, value: object) -> float:
     """Return the same of an option, which may be the text of a query."""
+    return check_seconds(name, as_number(value))
+
+
+def as_number(value: object) -> object:
+    """Return the number that a text is; any other value as it is."""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
-            value = float(value)
-    return check_seconds(name, value)
+            return float(value)
+    return value
 
 
 def check_id(name: str, value: object) -> str:
@@ -247,29 +251,6 @@ def settings_for(
 def _exactly(seconds: float) -> str:
     """Return a number as a text that stands for no other: ``30``, ``0.5``."""
     return repr(float(seconds)).removesuffix(".0")
-
-
-def parse_nodes(nodes: int | str | tuple[int, int]) -> tuple[int, int]:
-    """Return ``(min, max)`` for ``4``, ``"4"``, ``"2:4"`` or ``(2, 4)``."""
-    wrong = f'nodes must be a count, "min:max" or a tuple (min, max) with 1 <= min <= max, not {nodes!r}'
-    low: object
-    high: object
-    match nodes:
-        case str():
-            left, colon, right = nodes.partition(":")
-            low, high = _parse_number(left), _parse_number(right if colon else left)
-        case (low, high):
-            pass
-        case _:
-            low = high = nodes
-    for count in (low, high):
-        if isinstance(count, bool) or not isinstance(count, int):
-            raise ValueError(wrong)
-    assert isinstance(low, int)
-    assert isinstance(high, int)
-    if not 1 <= low <= high <= MAX_NODES:
-        raise ValueError(wrong)
-    return low, high
 
 
 class Endpoint(msgspec.Struct, frozen=True):

@@ -14,7 +14,9 @@ from typing import TypeVar
 
 import pytest
 
+from rendezvous_async.admin import let_newcomers_in, scale_run
 from rendezvous_async.backends.base import Put
+from rendezvous_async.core.spec import Spec
 from rendezvous_async.core.state import NODES, STATE
 from rendezvous_async.sync import (
     DynamicRendezvousHandler,
@@ -31,8 +33,10 @@ __all__ = [
     "damage",
     "in_thread",
     "join_all",
+    "let_in",
     "linked",
     "make_handler",
+    "scale",
     "serve_apart",
     "wait_until",
 ]
@@ -124,6 +128,20 @@ def damage(handler: DynamicRendezvousHandler) -> None:
     lease, place = handler._open()
     _, backend = lease.call(place._open)
     lease.call(backend.commit, Put(STATE, b"not what we wrote"))
+
+
+def scale(handler: DynamicRendezvousHandler, nodes: str | None = None, target: int | None = None) -> Spec:
+    """Scale the handler's run."""
+    lease, place = handler._open()
+    _, backend = lease.call(place._open)
+    return lease.call(scale_run, backend, nodes, target)
+
+
+def let_in(handler: DynamicRendezvousHandler) -> None:
+    """Let newcomers in who are held back."""
+    lease, place = handler._open()
+    _, backend = lease.call(place._open)
+    lease.call(let_newcomers_in, backend)
 
 
 @contextmanager

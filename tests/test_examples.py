@@ -65,6 +65,17 @@ def test_async_orchestrator() -> None:
     assert output.count("Change.CLOSED at step 100") == 3
 
 
+def test_whole_racks() -> None:
+    r1, r2 = "r1 r1 r1 r1", "r2 r2 r2 r2"
+    fit = "7 here, 4 usable: domain r2 has 3 of 4; 1 more node in domain r2 would make 8"
+    assert run_example("whole_racks.py").splitlines() == [
+        f"round 1: {r1}",
+        fit,
+        f"round 2: {r1} {r2}",
+        f"round 3: {r1}",
+    ]
+
+
 def test_testing_an_orchestrator() -> None:
     assert "every guarantee held" in run_example("test_orchestrator.py")
 

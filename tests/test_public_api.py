@@ -25,6 +25,8 @@ FIXED = {
     "RendezvousStateError",
     "RendezvousGracefulExitError",
     "RendezvousSettingsError",
+    "Spec",
+    "Status",
     "Backend",
     "Entry",
     "Listing",
@@ -72,9 +74,9 @@ def test_everything_public_is_documented() -> None:
 @pytest.mark.parametrize(
     ("owner", "names"),
     [
-        (Rendezvous, ["join", "leave", "close", "status", "events"]),
-        (World, ["members", "changed", "until_changed"]),
-        (Store, ["set", "get", "compare_set", "add", "wait", "delete", "num_keys", "barrier"]),
+        (Rendezvous, ["join", "worlds", "leave", "close", "scale", "grow", "status", "events"]),
+        (World, ["members", "gather", "changed", "until_changed"]),
+        (Store, ["set", "get", "compare_set", "add", "wait", "delete", "num_keys", "barrier", "gather"]),
         (rdzv.Backend, ["get", "list", "commit", "watch", "open_session", "aclose", "get_state", "set_state"]),
     ],
     ids=lambda value: value.__name__ if inspect.isclass(value) else "",
@@ -96,12 +98,21 @@ def test_connect_takes_what_the_design_says() -> None:
         "ranks": "sticky",
         "address": None,
         "labels": None,
+        "domain": "",
+        "per_domain": 1,
         "secret": None,
         "tls": None,
         "backend": None,
         "node": None,
     }.items():
         assert keywords[name] == default
+
+
+def test_scaling_takes_what_the_design_says() -> None:
+    scale = inspect.signature(Rendezvous.scale).parameters
+    assert {name: p.default for name, p in scale.items() if name != "self"} == {"nodes": None, "target": None}
+    assert list(inspect.signature(Rendezvous.grow).parameters) == ["self"]
+    assert list(msgspec.structs.asdict(rdzv.Spec("2:4"))) == ["nodes", "target", "generation"]
 
 
 def test_timeouts_have_the_defaults_of_the_design() -> None:

@@ -135,7 +135,9 @@ def next_step(
     if not is_patient or is_settled(others):
         count = others.live_members + len(others.newcomers)
         raise RendezvousSettingsError(
-            f"run {run_id!r} has the settings {head.fingerprint!r}, like {counted(count, 'other node')} here, "
+            f"run {run_id!r} has the settings {head.fingerprint!r}"
+            f"{' (it was scaled since, but nodes still start with these)' if head.generation else ''}"
+            f", like {counted(count, 'other node')} here, "
             f"but node {presence.node} has {presence.settings.fingerprint!r}: use the same nodes, ranks and timeouts "
             "on all nodes, or another run id"
         )

@@ -144,7 +144,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         if self.closed is None and self.settings is not None:
             yield "next", self._next(self.settings)
             if self.spec is not None and self.spec.generation:
-                yield "scaled", f"{self.spec} (nodes bring {self.origin!r})"
+                yield "scaled", f"{self.spec} (change {self.spec.generation}; nodes still start with {self.origin!r})"
             if self.fit is not None and (not self.settings.is_plain or self.spec != Spec(str(self.settings.sizes))):
                 yield "usable", str(self.fit)
             if self.unlabelled:
@@ -170,6 +170,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     def _next(self, settings: Settings) -> str:
         holding = self.nodes(Role.MEMBER)
         if self.phase is Phase.FORMED and holding:
+            size = len(holding) + len(self.nodes(Role.BACK)) + len(self.absent)
+            if self.spec is not None and self.spec.generation and self._is_resized(size):
+                return f"the members go back to the barrier: worlds of {size} are no longer allowed, only {self.spec}"
             waiting = self.nodes(Role.BACK, Role.WAITING)
             if self.held_back:
                 when = "by grow() or by a loss" if settings.grow == math.inf else f"after {settings.grow:g} s"
@@ -184,6 +187,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
             f"the last call runs: a round forms within {settings.last_call:g} s "
             f"({settings.regroup:g} s with survivors), or at once with {most} nodes"
         )
+
+    def _is_resized(self, size: int) -> bool:
+        """Tell whether a smaller valid world can be made of one of ``size``, which is not valid any more."""
+        return self.fit is not None and 0 < self.fit.shape.size_within(min(size, self.fit.shape.most)) < size
 
 
 def diagnose(
@@ -264,9 +271,9 @@ def _in_next(tally: Tally) -> set[str]:
         return set()
     everybody = tally.candidates()
     if tally.holding:
-        members = ((node, seat.rank) for node, seat in tally.seats.items() if node in tally.holding | tally.returned)
         everybody = [candidate for candidate in everybody if candidate.node in tally.newcomers]
-        everybody += [Candidate(node, 0, rank, labels=tally.records[node][0].labels) for node, rank in members]
+        for node in tally.holding | tally.returned:
+            everybody.append(Candidate(node, 0, tally.seats[node].rank, labels=tally.records[node][0].labels))
     domain = tally.shape.domain
     world = choose(everybody, tally.shape) or [c for c in everybody if not domain or domain in c.labels]
     return {candidate.node for candidate in world}

@@ -201,7 +201,7 @@ class Store:
 
         A barrier that carries a small value: each member writes one key and waits for one, in which rank 0 puts all.
         Failed calls do not count, as with ``barrier``. All values together have at most 1 MiB, or a quarter of what the
-        backend takes at once.
+        backend takes at once. They stay in the backend until a later barrier or gather, or until the round ends.
 
         Raises:
             ValueError: The value is too large for a world of this size.
@@ -272,11 +272,10 @@ class Store:
         return result.get(place, b"")
 
     async def _result_at(self, place: str) -> bytes:
-        """Return what rank 0 wrote at a barrier that all have reached."""
+        """Return what rank 0 wrote at a barrier that all have reached; it stays until this member has reported it."""
         entry = await self._read(place)
         if entry is None or entry.value is None:
-            await self._confirm()
-            raise RendezvousFencedError(f"{self!r}: the barrier at {place!r} is gone")
+            raise RendezvousFencedError(f"{self!r}: round {self._round} is over; join() again for the next one")
         return entry.value
 
     def _over(self, here: Mapping[str, bytes]) -> list[str]:

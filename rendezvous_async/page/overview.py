@@ -41,7 +41,7 @@ class ShownRun(msgspec.Struct, frozen=True):
 
     Attributes:
         run_id: The run.
-        status: Its status; None if its records are damaged.
+        status: Its status, with every field of ``core.diagnosis.Status``; None if its records are damaged.
         explanation: The whole status in words, as ``rdzv status`` prints it.
         why: The state, and why a round has not formed, in lines; without the lists that ``status`` has.
         last_seen: For each node, the seconds since its last keep-alive.

@@ -109,9 +109,10 @@ def create_handler(
         params: The run and its options. The classic's, in whole seconds: ``join_timeout``, ``last_call_timeout``,
             ``close_timeout``, ``heartbeat_timeout``, ``keep_alive_interval``, ``keep_alive_max_attempt`` (a count),
             ``read_timeout``. The classic's others: ``is_host``, ``store_type``, ``protocol``, ``ca_cert``,
-            ``ssl_cert``, ``ssl_cert_key``. In addition: ``regroup_timeout``, ``ranks``, ``label_<name>``,
-            ``namespace``, ``secret_file``, ``tls_ca``, ``tls_cert``, ``tls_key``, ``data_dir``, ``insecure``,
-            ``shared``. With a backend, only the run's options apply.
+            ``ssl_cert``, ``ssl_cert_key``. In addition: ``regroup_timeout``, ``grow_timeout``, ``ranks``, ``sizes``
+            (``4:64:4`` or ``4/8/16``, within ``min_nodes`` to ``max_nodes``), ``domain``, ``per_domain``,
+            ``label_<name>``, ``namespace``, ``secret_file``, ``tls_ca``, ``tls_cert``, ``tls_key``, ``data_dir``,
+            ``insecure``, ``shared``. With a backend, only the run's options apply.
     """
     if params is None:
         params, store = store, None

@@ -125,6 +125,14 @@ def test_spares_alone_change_nothing() -> None:
     assert "next: nothing is due; the members keep the round" in text(shown)
 
 
+def test_members_of_a_world_that_is_too_large_now_go_back() -> None:
+    head, seats = formed("abc")
+    went = text(status(rescaled(head, "1:2", None), seats, fresh("abc")))
+    assert "next: the members go back to the barrier: worlds of 3 are no longer allowed, only 1:2" in went
+    kept = text(status(rescaled(head, "4:8", None), seats, fresh("abc")))
+    assert "next: nothing is due; the members keep the round" in kept
+
+
 def test_some_have_not_come_back() -> None:
     head, seats = formed("abc", round=3)
     shown = status(msgspec.structs.replace(head, phase=Phase.GATHERING), seats, {"b": record("b2", last=(3, 1))})

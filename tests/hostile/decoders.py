@@ -33,7 +33,7 @@ from rendezvous_async.core.state import Closed, Head, Last, Node, Phase, Post, S
 from rendezvous_async.errors import RendezvousStateError
 from rendezvous_async.page.http import Document, Exchange
 from rendezvous_async.page.site import Documents, Site
-from rendezvous_async.settings import Settings, decode_segment, encode_segment, parse_endpoint, parse_nodes
+from rendezvous_async.settings import Settings, decode_segment, encode_segment, parse_endpoint
 from rendezvous_async.sizes import parse_sizes
 
 __all__ = ["REQUESTS", "Target", "targets"]
@@ -273,7 +273,6 @@ def targets() -> Iterator[list[Target]]:
             ),
             Target("http request", _page, (), requests),
             Target("endpoint", _text(parse_endpoint), (ValueError,), texts),
-            Target("node count", _text(parse_nodes), (ValueError,), (b"2:4", b"7")),
             Target("sizes", _text(parse_sizes), (ValueError,), (b"2:4", b"7", b"4:64:4", b"4,8,16")),
             Target("ids as segments of keys", _text(_segment), (), names),
         ]

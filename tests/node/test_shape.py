@@ -215,7 +215,7 @@ async def test_a_higher_max_lets_spares_in_and_nodes_with_the_old_settings_still
         head = await meeting.head()
         assert (head.size, head.target, head.generation, head.waiting) == (4, 4, 1, 0)
         status = str(await members[0][0].status())
-        assert "scaled: 2:6, target 4 (nodes bring '2:2 sticky last_call=2 regroup=2')" in status
+        assert "scaled: 2:6, target 4 (change 1; nodes still start with '2:2 sticky last_call=2 regroup=2')" in status
         assert "4 is the target" in status
 
 
@@ -297,7 +297,7 @@ async def test_newcomers_with_the_new_sizes_do_not_match_and_are_told_what_to_br
     async with Meeting() as meeting:
         members = await held(meeting, "ab", "2")
         await members[0][0].scale("2:4")
-        with pytest.raises(RendezvousSettingsError, match="has the settings '2:2 sticky"):
+        with pytest.raises(RendezvousSettingsError, match=r"'2:2 sticky.*\(it was scaled since, but nodes still"):
             await (await meeting.enter("c", "2:4", **FAST)).join()
 
 

@@ -31,7 +31,7 @@ from rendezvous_async.node import coordinator, membership, world
 from rendezvous_async.node import rendezvous as handler
 from rendezvous_async.node.keep_alive import KeepAlive
 from rendezvous_async.node.store import Store
-from rendezvous_async.settings import Settings
+from rendezvous_async.settings import Settings, Timeouts
 from rendezvous_async.sizes import Sizes
 from rendezvous_async.testing import scenarios as simulation
 from rendezvous_async.testing.checks import BrokenGuaranteeError, check
@@ -154,7 +154,10 @@ def a_stale_coordinator_commits_without_the_token(patch: MonkeyPatch) -> None:
     patch.setattr(Duty, "_fence", _unfenced("state", "coordinator"))
 
 
-@bug("closed_is_final", "rounds_only_grow", "one_world_per_round", "the_spec_changes_only_by_scaling")
+@bug(
+    *("closed_is_final", "rounds_only_grow", "one_world_per_round"),
+    *("the_spec_changes_only_by_scaling", "size_within_bounds"),
+)
 def a_stale_head_overwrites_a_close(patch: MonkeyPatch) -> None:
     patch.setattr(Duty, "_fence", _unfenced("state"))
 
@@ -369,7 +372,18 @@ def members_are_not_told_that_their_world_is_too_large(patch: MonkeyPatch) -> No
     patch.setattr(rules, "_is_resized", lambda head: False)
 
 
-@bug("NotSettledError", scenario=a_run_of_a_shape)
+def newcomers_come_while_they_are_held_back(seed: int) -> None:
+    async def play() -> None:
+        timeouts = Timeouts(last_call=1, grow=2)
+        async with Cluster(nodes=3, min_nodes=1, max_nodes=5, seed=seed, timeouts=timeouts) as cluster:
+            cluster.start(0)
+            await cluster.settle()
+            await cluster.join_all()
+
+    run(play, seed=seed)
+
+
+@bug("NotSettledError", scenario=newcomers_come_while_they_are_held_back)
 def newcomers_are_held_back_for_ever(patch: MonkeyPatch) -> None:
     count = rules._count
 
