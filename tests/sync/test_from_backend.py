@@ -194,8 +194,17 @@ def test_what_create_handler_takes() -> None:
         create_handler()  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="RendezvousParameters"):
         create_handler("tcp://head:29400")  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match=r"name, get_state\(\) and set_state\(\)"):
-        create_handler(None, type("NoBackend", (), {"name": "no"})(), params("any", ""))
+    wrong: list[Any] = ["tcp://head:29400", object(), ListBackend, type("NoBackend", (), {"name": "no"})()]
+    for backend in wrong:
+        with pytest.raises(TypeError, match=r"name, get_state\(\) and set_state\(\)"):
+            create_handler(None, backend, params("any", ""))
+        with pytest.raises(TypeError, match=r"name, get_state\(\) and set_state\(\)"):
+            DynamicRendezvousHandler.from_backend("run", None, backend, 1, 2)
+    for store in (5, params("any", "")):
+        with pytest.raises(TypeError, match=r"a store has get\(\) and set\(\)"):
+            create_handler(store, ListBackend([]), params("any", ""))
+    with pytest.raises(TypeError, match="create_backend takes RendezvousParameters"):
+        create_backend("tcp://head:29400")  # type: ignore[arg-type]
 
 
 def test_a_handler_holds_the_backend_whose_server_it_needs() -> None:
@@ -395,7 +404,7 @@ def test_who_hosts_the_store_of_c10d() -> None:
     [
         ({"protocol": "ftp"}, "protocol"),
         ({"protocol": ""}, "protocol"),
-        ({"protocol": "http", "ssl_cert": "cert.pem"}, "protocol"),
+        ({"protocol": "http", "ssl_cert": "cert.pem"}, "'protocol' is 'http', .* 'ssl_cert' is set"),
         ({"read_timeout": "0"}, "read_timeout"),
         ({"read_timeout": "x"}, "read_timeout"),
         ({"ca_cert": "/nowhere/ca.pem"}, "nowhere"),
