@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 
 from rendezvous_async.backends import Backend, start_backend
 from rendezvous_async.node.addresses import find_local_address
@@ -39,6 +37,7 @@ from rendezvous_async.sync import (
 from rendezvous_async.sync.carrier import Carrier
 from rendezvous_async.testing.etcd import EtcdCluster, etcd_program
 from tests.blocking import PATIENCE, in_thread, join_all, wait_until
+from tests.certificates import mutual_context, write_certificates
 
 _names = itertools.count()
 SOON = RendezvousTimeout(timedelta(seconds=PATIENCE), timedelta(seconds=1), timedelta(seconds=10))
@@ -425,15 +424,8 @@ def test_etcd_over_tls(tmp_path: Path, protocol: str | None) -> None:
     """The files of the classic's options are used: each side asks for the other's certificate."""
     if etcd_program() is None:
         pytest.skip("no etcd program")
-    authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1", "localhost")
-    ca, cert, key = (str(tmp_path / name) for name in ("ca.pem", "cert.pem", "key.pem"))
-    authority.cert_pem.write_to_path(ca)
-    issued.private_key_pem.write_to_path(key)
-    for blob in issued.cert_chain_pems:
-        blob.write_to_path(cert, append=True)
-    context = ssl.create_default_context(cafile=ca)
-    context.load_cert_chain(cert, key)
+    ca, cert, key = write_certificates(tmp_path)
+    context = mutual_context(ca, cert, key)
     with EtcdCluster(ca=ca, cert=cert, key=key, client_auth=True, client_tls=context) as cluster:
         place = cluster.endpoint.removeprefix("etcds://")
         options: dict[str, Any] = {
