@@ -6,15 +6,19 @@
 * A call in the child would never be answered, and would steal answers from the parent. So a backend that is opened in
   the child makes its calls in a helper process (bridge.py), and one that the child inherited refuses them.
 * The child shares its parent's connections: closing them would break the parent. So what it inherited stays open.
+* A child that collects gRPC's objects hangs or aborts. So it never collects what it inherited: its garbage collector
+  passes over all of that (``gc.freeze``), and channels are held.
 """
 
 from __future__ import annotations
 
+import gc
 import os
+from weakref import WeakSet
 
 from rendezvous_async.errors import RendezvousConnectionError
 
-__all__ = ["Owner", "may_use_grpc"]
+__all__ = ["Owner", "hold_after_fork", "may_use_grpc"]
 
 _SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 
@@ -30,6 +34,22 @@ del grpc
 
 _user: int | None = None
 """The process that uses gRPC; a forked child inherits it."""
+_channels: WeakSet[object] = WeakSet()
+_inherited: list[object] = []
+
+
+def hold_after_fork(channel: object) -> None:
+    """Have forked children hold this for as long as they live."""
+    _channels.add(channel)
+
+
+def _keep_what_was_inherited() -> None:
+    if _user is not None:
+        _inherited.extend(_channels)
+        gc.freeze()
+
+
+os.register_at_fork(after_in_child=_keep_what_was_inherited)
 
 
 def may_use_grpc() -> bool:

@@ -8,6 +8,7 @@ import grpc
 from aetcd import rpc
 
 from rendezvous_async.backends.etcd.bridge import TlsFiles
+from rendezvous_async.backends.etcd.forks import hold_after_fork
 
 __all__ = ["open_channel"]
 
@@ -32,8 +33,11 @@ CHANNEL_OPTIONS = (
 def open_channel(target: str, tls: TlsFiles | None) -> Any:
     """Return a channel to a gRPC target."""
     if tls is None:
-        return rpc.insecure_channel(target, options=CHANNEL_OPTIONS)
-    credentials = grpc.ssl_channel_credentials(
-        root_certificates=tls.ca, private_key=tls.key, certificate_chain=tls.cert
-    )
-    return rpc.secure_channel(target, credentials, options=CHANNEL_OPTIONS)
+        channel = rpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+    else:
+        credentials = grpc.ssl_channel_credentials(
+            root_certificates=tls.ca, private_key=tls.key, certificate_chain=tls.cert
+        )
+        channel = rpc.secure_channel(target, credentials, options=CHANNEL_OPTIONS)
+    hold_after_fork(channel)
+    return channel
