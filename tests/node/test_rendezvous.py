@@ -208,6 +208,15 @@ async def test_entering_sends_nothing() -> None:
 
 
 @in_virtual_time
+async def test_an_endpoint_that_was_never_used_is_not_opened_to_be_closed() -> None:
+    async with connect(**GOOD) as a:
+        pass
+    assert a._supervisor is not None
+    assert a._supervisor.backend is None
+    assert a._supervisor.failure is None
+
+
+@in_virtual_time
 async def test_leaving_deletes_the_record_and_the_post_in_one_step() -> None:
     async with Meeting() as meeting:
         async with meeting.node("a", "1") as a:
@@ -653,8 +662,10 @@ async def test_an_owner_that_fails_is_logged_and_hangs_nobody(caplog: pytest.Log
             raise Boom
 
         assert a._supervisor is not None
+        assert a._supervisor.failure is None
         await a._supervisor.see_through(fail)
         await a.__aexit__(None, None, None)
+        assert a._supervisor.failure is not None
         assert "its owner failed; please report this" in caplog.text
         meeting._all.clear()
         await until(lambda: meeting.server.table.sessions == 0)
