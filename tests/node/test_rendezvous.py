@@ -61,7 +61,7 @@ GOOD: dict[str, Any] = {"endpoint": "memory://here", "run_id": "job", "nodes": 2
         ({"domain": "nvlink", "per_domain": "4"}, "per_domain must be a count of nodes, not '4'"),
         ({"domain": None}, "domain must be the name of a label"),
         ({"domain": "x" * 300}, "domain must have at most 256 characters, not 300"),
-        ({"domain": "\ud800"}, "domain must be a text that can be written as UTF-8"),
+        ({"domain": "\ud800"}, "domain must be a string that UTF-8 can encode"),
         ({"nodes": (1, 2, 3)}, r"not \(1, 2, 3\)"),
         ({"nodes": 1.5}, "not 1.5"),
         ({"nodes": True}, "not True"),

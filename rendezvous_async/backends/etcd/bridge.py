@@ -93,13 +93,13 @@ class Bridge(asyncio.Protocol):
         return self._count
 
     def end(self, call: int) -> None:
-        """Drop what still comes for a call; whoever waits for it gets an error."""
+        """Drop further answers to a call; its waiter gets an error."""
         answers = self._calls.pop(call, None)
         if answers is not None:
             answers.put_nowait([call, "error", "CANCELLED", "the call was cancelled"])
 
     async def start(self) -> None:
-        """Start the helper, unless it is there."""
+        """Start the helper, unless it runs."""
         async with self._starting:
             if self._is_closed:
                 raise failure("CANCELLED", "the connection is closed")
@@ -123,7 +123,7 @@ class Bridge(asyncio.Protocol):
                 self.send(0, "tls", *self._tls)
 
     def send(self, *frame: object) -> None:
-        """Send a frame to the helper, if it is there."""
+        """Send a frame to the helper, if it runs."""
         if self._transport is not None:
             self._transport.write(pack(*frame))
 
@@ -155,7 +155,7 @@ class Bridge(asyncio.Protocol):
             answers.put_nowait([number, "error", "UNAVAILABLE", "the helper process for gRPC has ended"])
 
     async def aclose(self) -> None:
-        """End the helper; calls that wait fail."""
+        """End the helper; pending calls fail."""
         self._is_closed = True
         async with self._starting:
             if self._transport is not None:
@@ -224,7 +224,7 @@ class BridgeStream:
         self._number = bridge.open()
 
     async def wait_for_connection(self) -> None:
-        """Open the stream; should it fail, ``read`` says so."""
+        """Open the stream; if that fails, ``read`` raises the error."""
         await self._bridge.start()
         opening, self._opening = self._opening, None
         if opening is not None:
