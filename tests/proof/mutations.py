@@ -666,9 +666,9 @@ def write_source(path: Path, source: str) -> None:
 def copy_to(place: Path) -> None:
     """Copy all that a test needs."""
     ignored = shutil.ignore_patterns("__pycache__", ".*_cache", ".hypothesis")
-    for name in ("rendezvous_async", "tests", "examples"):
+    for name in ("rendezvous_async", "tests", "examples", "docs"):
         shutil.copytree(ROOT / name, place / name, ignore=ignored)
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md"):
         shutil.copy(ROOT / name, place / name)
 
 

@@ -11,6 +11,7 @@ Frames in both directions are a length and a msgpack array that begins with the 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import sys
@@ -24,6 +25,8 @@ from aetcd import rpc
 from grpc.aio import EOF, Metadata
 
 __all__ = ["Bridge", "TlsFiles", "frames", "pack"]
+
+logger = logging.getLogger("rendezvous_async.etcd")
 
 LENGTH = 4
 PROGRAM = "rendezvous_async.backends.etcd.bridge_process"
@@ -107,7 +110,7 @@ class Bridge(asyncio.Protocol):
             with theirs:
                 path = os.pathsep.join(entry for entry in sys.path if entry)
                 self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", PROGRAM),
+                    *(sys.executable, "-P", "-m", PROGRAM),
                     stdin=theirs.fileno(),
                     env=os.environ | {"PYTHONPATH": path},
                     start_new_session=True,
@@ -115,6 +118,7 @@ class Bridge(asyncio.Protocol):
             ours.setblocking(False)
             self._transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
             self._buffer.clear()
+            logger.info("process %d was forked: process %d makes its calls to etcd", os.getpid(), self._process.pid)
             if self._tls is not None:
                 self.send(0, "tls", *self._tls)
 
@@ -153,9 +157,10 @@ class Bridge(asyncio.Protocol):
     async def aclose(self) -> None:
         """End the helper; pending calls fail."""
         self._is_closed = True
-        if self._transport is not None:
-            self._transport.close()
-        await self._reap()
+        async with self._starting:
+            if self._transport is not None:
+                self._transport.close()
+            await self._reap()
 
     async def _reap(self) -> None:
         process, self._process = self._process, None
