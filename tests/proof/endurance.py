@@ -34,7 +34,7 @@ AHEAD = 8
 ROOT = CHECKOUT / "rendezvous_async"
 NOT_SIMULATED = (
     *("cli/", "launch/", "page/", "sync/", "testing/conformance/", "testing/etcd", "testing/proxy.py"),
-    *("backends/tcp/", "backends/etcd/", "backends/file/", "backends/table/log.py", "backends/table/frames.py"),
+    *("backends/etcd/", "backends/file/", "backends/cas/", "backends/tcp/tls.py"),
 )
 
 
