@@ -87,6 +87,13 @@ class Wire:
         self._closed = {pair for pair in self._closed if concerned.isdisjoint(pair)}
         self.retry()
 
+    def reset(self, machine: str) -> None:
+        """Reset all connections of a machine."""
+        for process in self.processes.values():
+            if process.machine.name == machine:
+                for transport in process.transports:
+                    self._break(transport, b"")
+
     def retry(self) -> None:
         """Send once more what could not arrive."""
         stuck, self._stuck = self._stuck, {}
