@@ -129,12 +129,12 @@ async def scale_run(
     become spares; one that is too small is kept until a larger one can form.
 
     Args:
-        backend: The run's.
-        nodes: The sizes, as ``connect`` takes them; None: they stay. With new sizes, the old target is over.
-        target: The size that no world shall exceed: it forms at once when it is reached. 0: no target any more.
+        backend: The run's backend.
+        nodes: The sizes, as ``connect`` takes them; None keeps them. New sizes drop the old target.
+        target: The size that no world exceeds; a world of this size forms at once. 0 removes the target.
 
     Raises:
-        ValueError: Nothing is asked for, or no world can have these sizes or that target; nothing was written.
+        ValueError: Neither is given, or no world can have these sizes or that target; nothing was written.
         RendezvousClosedError: The run is closed.
         RendezvousStateError: There is no such run.
         RendezvousVersionError: The run is of a newer version, which alone may write its head.
@@ -143,7 +143,7 @@ async def scale_run(
 
 
 async def let_newcomers_in(backend: Backend) -> None:
-    """Let the newcomers in who are held back, see ``Timeouts.grow``; it does nothing if there are none.
+    """Let in the newcomers that are held back, see ``Timeouts.grow``; do nothing if there are none.
 
     Raises:
         RendezvousClosedError: The run is closed.
@@ -154,7 +154,7 @@ async def let_newcomers_in(backend: Backend) -> None:
 
 
 async def _rewrite_head(backend: Backend, change: Callable[[Head], Head]) -> Head:
-    """Change the head of an open run, and return what stands then; retries until nobody was faster."""
+    """Change the head of an open run, and return the new one; retry as long as others are faster."""
     entry = await backend.get(STATE)
     while True:
         head = read_head(entry)

@@ -124,7 +124,7 @@ def _sticky_starts(blocks: dict[str, list[Candidate]], per_domain: int, size: in
 
 
 def _sticky(chosen: Sequence[Candidate], needs_lead: bool = True) -> dict[str, int]:
-    """Return sticky ranks; a survivor must lead, if there is one: rank 0 is its."""
+    """Return sticky ranks; a survivor gets rank 0, if there is one."""
     survivors = [candidate for candidate in chosen if candidate.rank is not None]
     ranks = {c.node: c.rank for c in survivors if c.rank is not None and c.rank < len(chosen)}
     free = sorted(set(range(len(chosen))) - set(ranks.values()), reverse=True)

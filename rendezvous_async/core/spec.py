@@ -21,7 +21,7 @@ class Spec(msgspec.Struct, frozen=True):
 
     Attributes:
         nodes: The sizes that a world may have, as ``connect`` takes them.
-        target: The size that no world shall exceed; None: only ``nodes`` says so.
+        target: The size that no world exceeds; None leaves it to ``nodes``.
         generation: How often this was changed while the run was going on.
     """
 
@@ -43,11 +43,11 @@ def rescaled(head: Head, nodes: int | str | tuple[int, int] | list[int] | None, 
 
     Args:
         head: What holds so far.
-        nodes: The sizes, as ``connect`` takes them; None: they stay. With new sizes, the old target is over.
-        target: The size that no world shall exceed; 0: there is no target any more.
+        nodes: The sizes, as ``connect`` takes them; None keeps them. New sizes drop the old target.
+        target: The size that no world exceeds; 0 removes the target.
 
     Raises:
-        ValueError: Nothing is asked for, or no world can have these sizes or that target.
+        ValueError: Neither is given, or no world can have these sizes or that target.
     """
     if nodes is None and target is None:
         raise ValueError("say what is to change: nodes=, target= or both")
@@ -65,13 +65,13 @@ def rescaled(head: Head, nodes: int | str | tuple[int, int] | list[int] | None, 
         target=target,
         origin=head.fingerprint,
         generation=head.generation + 1,
-        waiting=head.returned,  # What newcomers count for now, the coordinator says: nobody restarts for the old count.
+        waiting=head.returned,  # The coordinator counts the newcomers again: no member restarts for the old count.
         held_back=0,
     ).requiring_its_features()
 
 
 def let_in(head: Head) -> Head:
-    """Return the head with the newcomers counted who are held back; the same head if there are none."""
+    """Return the head with the newcomers counted that are held back; the same head if there are none."""
     if head.phase is not Phase.FORMED or not head.held_back:
         return head
     return msgspec.structs.replace(head, waiting=head.waiting + head.held_back, held_back=0)

@@ -86,7 +86,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
         held_back: While formed: newcomers who would be in a larger world, and are not let in yet.
         origin: The fingerprint of the settings that nodes bring; empty: it is that of ``settings``.
         generation: How often ``settings`` or ``target`` were changed while the run was going on.
-        target: The size that no world shall exceed; 0: only the settings say so.
+        target: The size that no world exceeds; 0 leaves it to the settings.
     """
 
     settings: Settings
@@ -161,7 +161,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         arrival: A fresh id for each call of ``join()``; all ids of one ``Rendezvous`` share a prefix.
-        fingerprint: Of the settings that the node brings; a node with others is no candidate.
+        fingerprint: Of the settings that the node brings; a node with others is not a candidate.
         last: What it held before, if anything.
         address: How other members reach it; free text.
         labels: What it says about itself, for example its rack.

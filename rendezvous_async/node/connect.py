@@ -162,7 +162,7 @@ def _check_domain(domain: object, per_domain: object) -> None:
     if not isinstance(domain, str):
         raise ValueError(f'domain must be the name of a label, for example "nvlink", not {domain!r:.200}')
     if not domain.isascii() and domain.encode(errors="ignore").decode() != domain:
-        raise ValueError(f"domain must be a text that can be written as UTF-8, not {domain!r:.200}")
+        raise ValueError(f"domain must be a string that UTF-8 can encode, not {domain!r:.200}")
     if type(per_domain) is not int:
         raise ValueError(f"per_domain must be a count of nodes, not {per_domain!r:.200}")
 

@@ -175,8 +175,8 @@ class Membership:
     async def arrive(self, record: Node, deadline: Deadline) -> None:
         """Put this node's record, and make sure that there is a run to arrive in.
 
-        A founder creates the run's state and takes the post in the same commit. A node that is no founder and finds no
-        run puts its record and waits for a founder; if none comes, it founds the run after all.
+        A founder creates the run's state and takes the post in the same commit. Any other node that finds no run puts
+        its record and waits for a founder; if none comes, it founds the run after all.
 
         Raises:
             RendezvousClosedError: The run is closed.

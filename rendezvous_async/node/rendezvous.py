@@ -173,11 +173,11 @@ class Rendezvous:
         A call without an answer can be repeated: what holds already is no change.
 
         Args:
-            nodes: The sizes, as ``connect`` takes them; None: they stay. With new sizes, the old target is over.
-            target: The size that no world shall exceed: it forms at once when it is reached. 0: no target any more.
+            nodes: The sizes, as ``connect`` takes them; None keeps them. New sizes drop the old target.
+            target: The size that no world exceeds; a world of this size forms at once. 0 removes the target.
 
         Raises:
-            ValueError: Nothing is asked for, or no world can have these sizes or that target.
+            ValueError: Neither is given, or no world can have these sizes or that target.
             RendezvousClosedError: The run is closed.
             RendezvousStateError: There is no run: nobody has joined it yet.
             RendezvousConnectionError: The backend did not answer within ``timeouts.close``.
@@ -187,7 +187,7 @@ class Rendezvous:
             return await scale_run(await supervisor.open_backend(), nodes, target)
 
     async def grow(self) -> None:
-        """Let newcomers in who are held back (``Timeouts.grow``): at a checkpoint, for example; a no-op without any.
+        """Let in newcomers that are held back (``Timeouts.grow``), at a checkpoint for example; a no-op without any.
 
         All members learn ``Change.NODES_WAITING``; one of them is enough to call this.
 

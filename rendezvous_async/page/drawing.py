@@ -33,7 +33,7 @@ MARKS = {
     "gone": ("▽", "its record is deleted"),
     "formed": ("◆", "the commit that forms a round"),
     "fault": ("✕", "a fault"),
-    "closing": ("■", "closes the run"),
+    "called": ("■", "closes or scales the run"),
     "broken": ("!", "a broken guarantee"),
 }
 """The kinds of marks, with their glyph and their meaning."""

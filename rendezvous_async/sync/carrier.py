@@ -64,9 +64,9 @@ def carry(backend: RendezvousBackend) -> Carrier:
             # The backend hosts the server already: the handler is its client, and hosts only when it is gone.
             options = {**options, "is_host": "auto"}
         return replace(at_endpoint(backend.endpoint, **options), held=backend)
-    for name in ("get_state", "set_state"):
-        if not callable(getattr(backend, name, None)):
-            raise TypeError(f"a RendezvousBackend has name, get_state() and set_state(), not {backend!r}")
+    methods = (getattr(backend, name, None) for name in ("get_state", "set_state"))
+    if isinstance(backend, type) or not hasattr(backend, "name") or not all(map(callable, methods)):
+        raise TypeError(f"a RendezvousBackend has name, get_state() and set_state(), unlike {backend!r}")
     return Carrier(f"{backend.name} {backend!r}", partial(_start_over, backend), held=backend)
 
 

@@ -111,6 +111,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     Raises:
         ValueError: A setting is invalid.
+        TypeError: The store is not one.
     """
 
     def __init__(
@@ -123,6 +124,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         local_addr: str | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> None:
+        if store is not None and not all(callable(getattr(store, name, None)) for name in ("get", "set")):
+            raise TypeError(f"a store has get() and set(), unlike {store!r}")
         self.settings = settings
         self.node: str = f"{socket.gethostname()}_{os.getpid()}_{random.Random().getrandbits(32):08x}"
         self._name = backend
@@ -178,7 +181,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
             timedelta(seconds=keep_alive_interval),
             keep_alive_max_attempt,
         )
-        return cls(backend.name, carry(backend), settings, store=store, local_addr=local_addr)
+        carrier = carry(backend)
+        return cls(backend.name, carrier, settings, store=store, local_addr=local_addr)
 
     def __repr__(self) -> str:
         return f"<DynamicRendezvousHandler {self._name} run={self.settings.run_id!r} node={self.node!r}>"

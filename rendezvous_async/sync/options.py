@@ -158,13 +158,11 @@ def find_endpoint(kind: str, params: RendezvousParameters) -> Endpoint:
 
 def _is_encrypted(params: RendezvousParameters) -> bool:
     """Return whether to use TLS for etcd, which any TLS file implies."""
-    files = _named_files(params)
+    given = sorted(name for name in (*TLS_FILES, *_CLASSIC_FILES) if params.get(name))
     protocol = _word(params, "protocol", ("http", "https")) if params.get("protocol") is not None else None
-    if files and protocol == "http":
-        raise ValueError(
-            f"the rendezvous option 'protocol' is 'http', which has no TLS, but {', '.join(sorted(files))} is set"
-        )
-    return bool(files) or protocol == "https"
+    if given and protocol == "http":
+        raise ValueError(f"the rendezvous option 'protocol' is 'http', which has no TLS, but {given[0]!r} is set")
+    return bool(given) or protocol == "https"
 
 
 def _named_files(params: RendezvousParameters) -> dict[str, str]:

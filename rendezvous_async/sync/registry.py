@@ -120,14 +120,16 @@ def create_handler(
         raise TypeError(f"create_handler takes RendezvousParameters, or a store, a backend and those, not {params!r}")
     if backend is None:
         return get_rendezvous_handler(params)
-    settings, labels = read_settings(params), read_labels(params)
+    carrier, settings, labels = carry(backend), read_settings(params), read_labels(params)
     return DynamicRendezvousHandler(
-        backend.name, carry(backend), settings, store=store, local_addr=params.local_addr, labels=labels
+        backend.name, carrier, settings, store=store, local_addr=params.local_addr, labels=labels
     )
 
 
 def create_backend(params: RendezvousParameters) -> tuple[EndpointRendezvousBackend, BlockingStore]:
     """Return a backend and a store on the same connection: on etcd if ``params.backend`` says so, else as c10d."""
+    if not hasattr(params, "config"):
+        raise TypeError(f"create_backend takes RendezvousParameters, not {params!r}")
     is_etcd = params.backend.removeprefix("async-") in ("etcd", "etcd-v2")
     return etcd.create_backend(params) if is_etcd else c10d.create_backend(params)
 

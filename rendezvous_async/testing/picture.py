@@ -23,6 +23,7 @@ from rendezvous_async.testing.history import (
     Left,
     Record,
     Released,
+    ScaleCalled,
     Vanished,
 )
 from rendezvous_async.texts import counted
@@ -121,7 +122,9 @@ def _add(sketch: Sketch, running: set[str], record: Record) -> None:
             running.discard(node)
             sketch.end(node, at, "cut")
         case CloseCalled(node=node):
-            sketch.mark(node, at, "closing", f"{node} closes the run")
+            sketch.mark(node, at, "called", f"{node} closes the run")
+        case ScaleCalled(node=node):
+            sketch.mark(node, at, "called", f"{node} scales the run")
         case Fault(kind="partition" | "heal" as kind, nodes=nodes):
             cut = sketch.where("cut")
             if nodes or cut:
@@ -133,9 +136,13 @@ def _add(sketch: Sketch, running: set[str], record: Record) -> None:
                     sketch.begin(node, Bar(at, at, "cut", f"{node} is cut off from the server"))
         case Fault(kind=kind, nodes=()):
             sketch.mark(RUN, at, "fault", kind)
-            sketch.end(RUN, at)
-            for node in sketch.where("present"):
-                sketch.end(node, at, "present")
+            if kind == "lose the server":
+                sketch.end(RUN, at)
+                for node in sketch.where("present"):
+                    sketch.end(node, at, "present")
+        case Fault(kind="end", nodes=(node, *_)):
+            running.discard(node)
+            sketch.end(node, at, "cut")
         case Fault(kind=kind, nodes=(node, *_)):
             sketch.mark(node, at, "fault", f"{node}: {kind}")
             if kind == "pause":

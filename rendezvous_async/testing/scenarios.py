@@ -224,7 +224,7 @@ def _draw_steps(rng: random.Random, nodes: int, length: int, server: ServerKind,
 
 
 def draw_step(rng: random.Random, at: float, nodes: int, server: ServerKind) -> Step:
-    """Draw something that happens to a cluster of so many nodes with this server."""
+    """Draw something that happens to a cluster of this many nodes with this server."""
     node = rng.randrange(nodes)
     side = tuple(other for other in range(nodes) if rng.random() < 0.5)
     weights = WEIGHTS | WEIGHTS_OF_A_LOG if server == "log" else WEIGHTS

@@ -1,9 +1,9 @@
-"""``python -m tests.proof endure``: saga after saga until so many rounds have formed, with breaks.
+"""``python -m tests.proof endure``: saga after saga until enough rounds have formed, with breaks.
 
-A file remembers how far it is: which seeds were played with which code, what came to pass, and what failed. It is
-replaced as a whole after every saga, so that whoever interrupts it and starts it again loses seconds. Rounds count
-only for the code that formed them: when the library changes, the count starts over, and the file keeps what was
-proved about the code before. Failures stay in the file, and make the exit code 1, until the file is deleted.
+A file records the progress: which seeds were played with which code, what happened, and what failed. It is replaced as
+a whole after every saga, so that an interruption costs only seconds. Rounds count only for the code that formed them:
+when the library changes, the count starts over, and the file keeps what was proved about the code before. Failures stay
+in the file, and make the exit code 1, until the file is deleted.
 """
 
 from __future__ import annotations

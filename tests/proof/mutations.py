@@ -170,8 +170,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         'core/spec.py',
-        '        waiting=head.returned,  # What',
-        '        # What',
+        '        waiting=head.returned,  # The',
+        '        # The',
         'members restart for newcomers that count no more',
         'tests/core/test_rules_of_shape.py::test_the_count_of_newcomers_starts_over',
     ),
@@ -553,6 +553,35 @@ MUTATIONS: tuple[Mutation, ...] = (
         "an id that no session can have reaches etcd",
         "tests/hostile/test_fuzz.py::test_a_decoder_answers_nonsense_with_its_own_error[etcd keys and leases]",
     ),
+    # One value that is compared and set
+    Mutation(
+        "backends/cas/replica.py",
+        "        return bool(is_made)",
+        "        return False",
+        "a write whose answer was lost is made again",
+        "tests/backends/cas/test_replica.py::test_a_write_whose_answers_are_lost_is_made_once",
+    ),
+    Mutation(
+        "backends/cas/replica.py",
+        "        if image.epoch == known.epoch and image.number < known.number:",
+        "        if image.epoch == known.epoch and not known.is_written:",
+        "a store that went back to an old value hands out its tokens again",
+        "tests/backends/cas/test_replica.py::test_a_store_that_went_back_begins_another_history",
+    ),
+    Mutation(
+        "backends/cas/replica.py",
+        "            elif call.undo is not None and call.error is None:",
+        "            elif call.undo is not None and call.error is not None:",
+        "a session that was opened for a node that gave up stays open",
+        "tests/backends/cas/test_replica.py::test_a_session_whose_opening_was_given_up_before_its_answer_is_ended",
+    ),
+    Mutation(
+        "backends/cas/image.py",
+        ' if Look(b"%d" % self._beats.get(session, -2)) == look]',
+        "]",
+        "a session that was kept alive at the last moment is ended",
+        "tests/backends/cas/test_image.py::test_only_a_session_that_still_looks_the_same_is_ended",
+    ),
     # The facade, the plugin, the page
     Mutation(
         "sync/handler.py",
@@ -637,9 +666,9 @@ def write_source(path: Path, source: str) -> None:
 def copy_to(place: Path) -> None:
     """Copy all that a test needs."""
     ignored = shutil.ignore_patterns("__pycache__", ".*_cache", ".hypothesis")
-    for name in ("rendezvous_async", "tests", "examples"):
+    for name in ("rendezvous_async", "tests", "examples", "docs"):
         shutil.copytree(ROOT / name, place / name, ignore=ignored)
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md"):
         shutil.copy(ROOT / name, place / name)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 
 from rendezvous_async.backends import Backend, start_backend
 from rendezvous_async.node.addresses import find_local_address
@@ -39,6 +37,7 @@ from rendezvous_async.sync import (
 from rendezvous_async.sync.carrier import Carrier
 from rendezvous_async.testing.etcd import EtcdCluster, etcd_program
 from tests.blocking import PATIENCE, in_thread, join_all, wait_until
+from tests.certificates import mutual_context, write_certificates
 
 _names = itertools.count()
 SOON = RendezvousTimeout(timedelta(seconds=PATIENCE), timedelta(seconds=1), timedelta(seconds=10))
@@ -194,8 +193,17 @@ def test_what_create_handler_takes() -> None:
         create_handler()  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="RendezvousParameters"):
         create_handler("tcp://head:29400")  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match=r"name, get_state\(\) and set_state\(\)"):
-        create_handler(None, type("NoBackend", (), {"name": "no"})(), params("any", ""))
+    wrong: list[Any] = ["tcp://head:29400", object(), ListBackend, type("NoBackend", (), {"name": "no"})()]
+    for backend in wrong:
+        with pytest.raises(TypeError, match=r"name, get_state\(\) and set_state\(\)"):
+            create_handler(None, backend, params("any", ""))
+        with pytest.raises(TypeError, match=r"name, get_state\(\) and set_state\(\)"):
+            DynamicRendezvousHandler.from_backend("run", None, backend, 1, 2)
+    for store in (5, params("any", "")):
+        with pytest.raises(TypeError, match=r"a store has get\(\) and set\(\)"):
+            create_handler(store, ListBackend([]), params("any", ""))
+    with pytest.raises(TypeError, match="create_backend takes RendezvousParameters"):
+        create_backend("tcp://head:29400")  # type: ignore[arg-type]
 
 
 def test_a_handler_holds_the_backend_whose_server_it_needs() -> None:
@@ -395,7 +403,7 @@ def test_who_hosts_the_store_of_c10d() -> None:
     [
         ({"protocol": "ftp"}, "protocol"),
         ({"protocol": ""}, "protocol"),
-        ({"protocol": "http", "ssl_cert": "cert.pem"}, "protocol"),
+        ({"protocol": "http", "ssl_cert": "cert.pem"}, "'protocol' is 'http', .* 'ssl_cert' is set"),
         ({"read_timeout": "0"}, "read_timeout"),
         ({"read_timeout": "x"}, "read_timeout"),
         ({"ca_cert": "/nowhere/ca.pem"}, "nowhere"),
@@ -416,15 +424,8 @@ def test_etcd_over_tls(tmp_path: Path, protocol: str | None) -> None:
     """The files of the classic's options are used: each side asks for the other's certificate."""
     if etcd_program() is None:
         pytest.skip("no etcd program")
-    authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1", "localhost")
-    ca, cert, key = (str(tmp_path / name) for name in ("ca.pem", "cert.pem", "key.pem"))
-    authority.cert_pem.write_to_path(ca)
-    issued.private_key_pem.write_to_path(key)
-    for blob in issued.cert_chain_pems:
-        blob.write_to_path(cert, append=True)
-    context = ssl.create_default_context(cafile=ca)
-    context.load_cert_chain(cert, key)
+    ca, cert, key = write_certificates(tmp_path)
+    context = mutual_context(ca, cert, key)
     with EtcdCluster(ca=ca, cert=cert, key=key, client_auth=True, client_tls=context) as cluster:
         place = cluster.endpoint.removeprefix("etcds://")
         options: dict[str, Any] = {

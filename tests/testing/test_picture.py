@@ -73,6 +73,22 @@ def test_a_lane_shows_what_a_node_believed_and_what_happened_to_it() -> None:
     assert drawn.alarms == ()
 
 
+def test_a_server_that_comes_back_with_its_log_forgets_nobody() -> None:
+    async def scenario() -> History:
+        async with Cluster(nodes=2, min_nodes=2, server="log") as cluster:
+            await cluster.join_all()
+            cluster.restart_server()
+            await anyio.sleep(1)
+            await cluster.settle()
+            return cluster.history
+
+    of_run, *nodes = drawing_of(run(scenario, seed=1)).lanes
+    (restart,) = marks(of_run, "fault")
+    assert restart.tip == "restart the server"
+    assert [bar.end > restart.at for lane in nodes for bar in bars(lane, "present")] == [True, True]
+    assert [bar.end > restart.at for bar in bars(of_run, "round")] == [True]
+
+
 def test_only_a_node_that_runs_is_cut_off() -> None:
     history = History(1, 2, 5.0)
     history.add(Arrived(1.0, "a", "x"))

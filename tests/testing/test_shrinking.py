@@ -13,6 +13,7 @@ from pytest import MonkeyPatch
 
 from rendezvous_async import Timeouts
 from rendezvous_async.cli.pasting import as_test
+from rendezvous_async.cli.simulate import shrink_seed
 from rendezvous_async.testing import (
     BrokenGuaranteeError,
     Faults,
@@ -189,6 +190,10 @@ def test_the_command_prints_a_test_and_draws_what_broke(tmp_path: Path) -> None:
     compile(test, "pasted", "exec")
     assert "def test_it() -> None:\n    # BrokenGuaranteeError: ranks_are_exact" in test
     assert "ranks_are_exact" in path.read_text()
+
+
+def test_a_seed_that_does_not_fail_again_has_no_test() -> None:
+    assert shrink_seed(0, nodes=2) == ""
 
 
 def test_a_saga_that_fails_is_shrunk_to_a_test(monkeypatch: MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ Frames in both directions are a length and a msgpack array that begins with the 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import sys
@@ -24,6 +25,8 @@ from aetcd import rpc
 from grpc.aio import EOF, Metadata
 
 __all__ = ["Bridge", "TlsFiles", "frames", "pack"]
+
+logger = logging.getLogger("rendezvous_async.etcd")
 
 LENGTH = 4
 PROGRAM = "rendezvous_async.backends.etcd.bridge_process"
@@ -90,13 +93,13 @@ class Bridge(asyncio.Protocol):
         return self._count
 
     def end(self, call: int) -> None:
-        """Drop what still comes for a call; whoever waits for it gets an error."""
+        """Drop further answers to a call; its waiter gets an error."""
         answers = self._calls.pop(call, None)
         if answers is not None:
             answers.put_nowait([call, "error", "CANCELLED", "the call was cancelled"])
 
     async def start(self) -> None:
-        """Start the helper, unless it is there."""
+        """Start the helper, unless it runs."""
         async with self._starting:
             if self._is_closed:
                 raise failure("CANCELLED", "the connection is closed")
@@ -107,7 +110,7 @@ class Bridge(asyncio.Protocol):
             with theirs:
                 path = os.pathsep.join(entry for entry in sys.path if entry)
                 self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", PROGRAM),
+                    *(sys.executable, "-P", "-m", PROGRAM),
                     stdin=theirs.fileno(),
                     env=os.environ | {"PYTHONPATH": path},
                     start_new_session=True,
@@ -115,11 +118,12 @@ class Bridge(asyncio.Protocol):
             ours.setblocking(False)
             self._transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
             self._buffer.clear()
+            logger.info("process %d was forked: process %d makes its calls to etcd", os.getpid(), self._process.pid)
             if self._tls is not None:
                 self.send(0, "tls", *self._tls)
 
     def send(self, *frame: object) -> None:
-        """Send a frame to the helper, if it is there."""
+        """Send a frame to the helper, if it runs."""
         if self._transport is not None:
             self._transport.write(pack(*frame))
 
@@ -151,11 +155,12 @@ class Bridge(asyncio.Protocol):
             answers.put_nowait([number, "error", "UNAVAILABLE", "the helper process for gRPC has ended"])
 
     async def aclose(self) -> None:
-        """End the helper; calls that wait fail."""
+        """End the helper; pending calls fail."""
         self._is_closed = True
-        if self._transport is not None:
-            self._transport.close()
-        await self._reap()
+        async with self._starting:
+            if self._transport is not None:
+                self._transport.close()
+            await self._reap()
 
     async def _reap(self) -> None:
         process, self._process = self._process, None
@@ -219,7 +224,7 @@ class BridgeStream:
         self._number = bridge.open()
 
     async def wait_for_connection(self) -> None:
-        """Open the stream; should it fail, ``read`` says so."""
+        """Open the stream; if that fails, ``read`` raises the error."""
         await self._bridge.start()
         opening, self._opening = self._opening, None
         if opening is not None:

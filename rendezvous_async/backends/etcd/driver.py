@@ -46,6 +46,10 @@ LEASE_PART = 0.8
 
 The owner counts itself out after 0.75 of the TTL, so a longer lease would only delay the detection of a dead node. It
 is already delayed if the leader dies too: the new leader renews every lease in full and adds an election timeout.
+
+A shorter lease would end while its owner rightly believes in it. And the owner cannot give up sooner: with a TTL of 5 s
+it may have last been answered an interval (1 s) before the leader died, an election takes up to 2 s, and the next
+member is asked after 0.3 s. So 4 s, the first whole second after 3.75 s, is the least.
 """
 CLOSING_TIMEOUT = 1.0
 

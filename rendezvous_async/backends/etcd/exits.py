@@ -11,31 +11,24 @@ from __future__ import annotations
 import asyncio
 import atexit
 import gc
-import os
-from typing import Any
-from weakref import WeakSet
 
 from grpc.aio import init_grpc_aio
 
+from rendezvous_async.backends.etcd.forks import channels, was_forked
+
 __all__ = ["note_channel"]
 
-_channels: WeakSet[Any] = WeakSet()
-_user: int | None = None
-"""The process that the channels belong to; a forked child inherits them."""
 
-
-def note_channel(channel: Any) -> None:
+def note_channel(channel: object) -> None:
     """Remember a channel for as long as it exists."""
-    global _user
-    _user = os.getpid()
-    _channels.add(channel)
+    channels.add(channel)
 
 
 @atexit.register
 def _free_channels() -> None:
-    if _user == os.getpid():  # A child must not stop what it shares with its parent.
+    if not was_forked():  # A child must not stop what it shares with its parent.
         gc.collect()
-    if _channels:
+    if channels:
         loop = asyncio.new_event_loop()  # gRPC needs one, which never runs.
         asyncio.set_event_loop(loop)
         init_grpc_aio()

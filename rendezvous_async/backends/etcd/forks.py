@@ -6,15 +6,19 @@
 * A call in the child would never be answered, and would steal answers from the parent. So a backend that is opened in
   the child makes its calls in a helper process (bridge.py), and one that the child inherited refuses them.
 * The child shares its parent's connections: closing them would break the parent. So what it inherited stays open.
+* A child that collects gRPC's objects hangs or aborts. So it never collects what it inherited: its garbage collector
+  passes over all of that (``gc.freeze``), and channels are held.
 """
 
 from __future__ import annotations
 
+import gc
 import os
+from weakref import WeakSet
 
 from rendezvous_async.errors import RendezvousConnectionError
 
-__all__ = ["Owner", "may_use_grpc"]
+__all__ = ["Owner", "channels", "may_use_grpc", "was_forked"]
 
 _SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 
@@ -30,12 +34,29 @@ del grpc
 
 _user: int | None = None
 """The process that uses gRPC; a forked child inherits it."""
+channels: WeakSet[object] = WeakSet()
+"""The channels of this process, and those that it inherited: a forked child holds them for as long as it lives."""
+_inherited: list[object] = []
+
+
+def _keep_what_was_inherited() -> None:
+    if _user is not None:
+        _inherited.extend(channels)
+        gc.freeze()
+
+
+os.register_at_fork(after_in_child=_keep_what_was_inherited)
+
+
+def was_forked() -> bool:
+    """Return whether this process was forked from one that had used gRPC."""
+    return _user not in (None, os.getpid())
 
 
 def may_use_grpc() -> bool:
     """Note that this process uses gRPC; return False if it was forked from one that had used it."""
     global _user
-    if _user not in (None, os.getpid()):
+    if was_forked():
         return False
     _user = os.getpid()
     return True

@@ -1,6 +1,7 @@
 """A program that uses etcd and forks: ``python -m tests.backends.etcd.forking ENDPOINT HOW``; prints how children end.
 
-HOW is ``async`` (forks in a running loop) or ``sync`` (the loop runs in the background thread of the blocking facade).
+HOW is ``async`` (forks in a running loop), ``sync`` (the loop runs in the background thread of the blocking facade) or
+``garbage`` (forks when everything is closed and not yet collected).
 """
 
 from __future__ import annotations
@@ -96,6 +97,21 @@ async def use_again(backend: Backend) -> None:
     await backend.get("a")
 
 
+def fork_with_garbage(endpoint: str) -> None:
+    """Use etcd again and again, and leave what was used to the garbage collectors of the children."""
+    gc.disable()
+    place = endpoint.removeprefix("etcd://")
+    for number in range(CHILDREN):
+        handler = create_handler(RendezvousParameters("async-etcd", place, f"garbage-{number}", 1, 1))
+        handler.next_rendezvous()
+        handler.shutdown()
+        del handler
+        fork("rest", rest)
+    gc.enable()
+    gc.collect()
+    print("parent 0", flush=True)
+
+
 def fork_beside_loop(endpoint: str) -> None:
     place = endpoint.removeprefix("etcd://")
     handler = create_handler(RendezvousParameters("async-etcd", place, "parent", 1, 1))
@@ -114,7 +130,10 @@ def fork_beside_loop(endpoint: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[2] == "async":
-        anyio.run(fork_in_loop, sys.argv[1])
-    else:
-        fork_beside_loop(sys.argv[1])
+    match sys.argv[2]:
+        case "async":
+            anyio.run(fork_in_loop, sys.argv[1])
+        case "garbage":
+            fork_with_garbage(sys.argv[1])
+        case _:
+            fork_beside_loop(sys.argv[1])

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import ssl
 from pathlib import Path
 
 import anyio
 import pytest
-import trustme
 
 from rendezvous_async.backends import Backend, open_backend
 from rendezvous_async.backends.base import Put
@@ -20,6 +18,7 @@ from rendezvous_async.testing import BACKEND_CHECKS
 from rendezvous_async.testing.conformance import Check
 from rendezvous_async.testing.conformance.check import WatchReader
 from rendezvous_async.testing.etcd import EtcdCluster
+from tests.certificates import mutual_context, write_certificates
 
 MOST_TELLING = {  # of the way; the rest is the same code against the same protocol
     "no_reader_sees_half_a_commit",
@@ -81,15 +80,8 @@ async def test_the_helper_ends_with_its_backend(etcd: EtcdCluster) -> None:
 
 
 async def test_certificates_are_used(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1", "localhost")
-    ca, cert, key = (str(tmp_path / name) for name in ("ca.pem", "cert.pem", "key.pem"))
-    authority.cert_pem.write_to_path(ca)
-    issued.private_key_pem.write_to_path(key)
-    for blob in issued.cert_chain_pems:
-        blob.write_to_path(cert, append=True)
-    context = ssl.create_default_context(cafile=ca)
-    context.load_cert_chain(cert, key)
+    ca, cert, key = write_certificates(tmp_path)
+    context = mutual_context(ca, cert, key)
     with EtcdCluster(ca=ca, cert=cert, key=key, client_auth=True, client_tls=context) as cluster:
         async with open_backend(cluster.endpoint, run_id="tls", ca=ca, cert=cert, key=key) as backend:
             assert (await backend.commit(Put("a", b"1"))).won

@@ -12,7 +12,9 @@ from rendezvous_async.testing.etcd import EtcdCluster
 from tests.backends.etcd.forking import CHILDREN
 
 
-@pytest.mark.parametrize(("how", "refused", "others"), [("async", ("old",), ("new",)), ("sync", (), ("new", "exit"))])
+@pytest.mark.parametrize(
+    ("how", "refused", "others"), [("async", ("old",), ("new",)), ("sync", (), ("new", "exit")), ("garbage", (), ())]
+)
 def test_a_forked_child(etcd: EtcdCluster, how: str, refused: tuple[str, ...], others: tuple[str, ...]) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
     command = [sys.executable, "-m", "tests.backends.etcd.forking", etcd.endpoint, how]

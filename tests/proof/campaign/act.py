@@ -60,7 +60,7 @@ class Act:
         self.looked: Counter[str] = Counter()
         self.rounds = 0
         self.told: float | None = None
-        # A process may be late for its own clock when the machine is busy: that is no fault of the library.
+        # A process may be late by its own clock when the machine is busy; the library is not to blame for that.
         history = History(plan.min_nodes, plan.max_nodes, plan.ttl + 2 * plan.pace)
         self.recorder = Recorder(stage, f"act-{seed}", history)
         self._rng = random.Random(seed)

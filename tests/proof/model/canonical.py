@@ -1,7 +1,7 @@
-"""The canonical form of a state: two states that differ only in names, or in what nobody can tell, are one.
+"""The canonical form of a state: two states that differ only in names, or in what makes no difference, are one.
 
-* Revisions: who remembers one that is no longer current remembers ``PAST``. A commit under way that compares such a
-  one is refused whenever it comes; it is dropped at once.
+* Revisions: one that is no longer current is remembered as ``PAST``. A commit in flight that compares such a revision
+  is refused whenever it arrives, so it is dropped at once.
 * What a node at the barrier has seen is kept only while it can still make a difference: a head whose attempt has given
   this arrival a seat, or a seat whose attempt the head may yet name.
 * A seat in the store whose attempt can no longer be named by any head is only something to be deleted.
@@ -115,7 +115,7 @@ def _relevant(state: State) -> State:
 
 
 def _planned(state: State) -> dict[int, list[tuple[int, SeatRow]]]:
-    """Return the attempts that a head may name yet, each with the seats that it gives."""
+    """Return the attempts that a head may still name, each with the seats that it gives."""
     planned: dict[int, list[tuple[int, SeatRow]]] = {}
     for duty in state.duties:
         if duty is not None and duty.plan is not None:

@@ -1,11 +1,11 @@
 """Everything that can happen next: what nodes, the store and bad luck do. What coordinators do is in ``duties``.
 
-A node's join has two moves: it comes (its record is on the way) and its record is put; in between anything can happen,
-so a record that arrives late needs no rule of its own. At the barrier a node looks at the head and at its seat, one at
-a time, whenever it likes; it sees the newest value, and what it saw of the other may be old by then. A member may look
-at any time, too; as it may also act as if it had not, what it has seen is not part of a state.
+A node's join has two moves: it comes (its record is in flight), and its record is put; anything can happen in between,
+so a record that arrives late needs no rule of its own. At the barrier a node reads the head and its seat, one at a
+time, at any time; it sees the newest value, while what it saw of the other may be old by then. A member may look at any
+time, too; since it may also act as if it had not, what it has seen is not part of a state.
 
-A move is *free* if it needs no bad luck and nobody's whim. The check of progress uses only those.
+A move is *free* if it needs neither bad luck nor a user's decision. The check of progress uses only those.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The rows of the model as the records of ``core.state`` and back, and what nodes read from them.
 
-What decides is the real code: ``rules.admit`` and ``rules.change_of`` here, ``core.duty`` in ``duties``. What the store
-does with sessions is said here, too, so that a bug in it can be planted.
+The decisions are made by the real code: ``rules.admit`` and ``rules.change_of`` here, ``core.duty`` in ``duties``. What
+the store does with sessions stands here, too, so that a bug in it can be planted.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """What is explored.
 
     Attributes:
-        nodes: How many there are.
-        min_nodes: Of a round.
-        max_nodes: Of a round.
+        nodes: The number of nodes.
+        min_nodes: The minimum size of a round.
+        max_nodes: The maximum size of a round.
         step: From each allowed size to the next.
         domains: The domain of each node, 0 for one without the label; empty: there are no domains.
         per_domain: A round has a multiple of this number of nodes from each domain.
         specs: To what the run is scaled, one after another: sizes and target, as for ``rescaled``.
         by_hand: Whether newcomers who would make the world larger are held back until a member lets them in.
-        rounds: How many may form; in the last one nobody returns.
-        max_writes: What a commit may hold; None: enough for all.
-        coordinators: How many nodes may be at it at a time, rightly or not.
+        rounds: How many may form; in the last one no member returns.
+        max_writes: The limit of writes per commit; None means no limit.
+        coordinators: How many nodes may coordinate at a time, rightly or not.
         doomed: Whether to follow a coordinator that has lost its post until it finds out. As each of its commits
             compares the post and is refused, it can do nothing else, and may as well find out at once; there are
             about five times as many states if it does not.

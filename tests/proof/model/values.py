@@ -5,8 +5,8 @@ records of ``core.state`` become rows of the same fields; ``rules`` turns rows i
 
 **Revisions** are only ever compared for equality, so they get names instead of numbers. The commit that forms a round
 is named after its attempt; any other put is ``FRESH``, which ``canonical`` renames to 0. A revision that is no longer
-current never comes back, so everybody who still remembers it remembers ``PAST``. Only the order in which nodes arrived
-counts as a number: ``RecordRow.order``.
+current never comes back, so it is remembered as ``PAST``. Only the order in which nodes arrived counts as a number:
+``RecordRow.order``.
 """
 
 from __future__ import annotations

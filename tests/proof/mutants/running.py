@@ -111,7 +111,9 @@ def reach_of(place: Path, tests: list[str]) -> Reach:
     kept = ROOT / "build" / f"reach-{digest}.json"
     if not kept.exists():
         kept.parent.mkdir(exist_ok=True)
-        _forked(place, lambda: _record(place, tests, kept), LONGEST_RECORDING)
+        status = _forked(place, lambda: _record(place, tests, kept), LONGEST_RECORDING)
+        if status != 0:
+            raise RuntimeError(f"the tests could not be recorded in {place}: pytest finds none or cannot collect them")
     return Reach(**json.loads(kept.read_text()))
 
 
@@ -123,6 +125,8 @@ def _record(place: Path, tests: list[str], target: Path) -> int:
     coverage.start()
     pytest.main([*PYTEST, *tests], plugins=[recorder])
     coverage.stop()
+    if not recorder.seconds:
+        return BROKEN
     lines = {}
     places = {test: place for place, test in enumerate(recorder.seconds)}
     data = coverage.get_data()
