@@ -149,6 +149,7 @@ def _unfenced(*dropped: str) -> Callable[[Duty], dict[str, Stamp | None]]:
     "members_are_accounted_for",
     "ranks_are_exact",
     "size_within_bounds",
+    "the_spec_changes_only_by_scaling",
 )
 def a_stale_coordinator_commits_without_the_token(patch: MonkeyPatch) -> None:
     patch.setattr(Duty, "_fence", _unfenced("state", "coordinator"))
