@@ -24,7 +24,7 @@ from rendezvous_async.cli.endpoints import endpoint_of, open_run
 from rendezvous_async.cli.exits import Failure
 from rendezvous_async.cli.findings import Finding, advice, ms
 from rendezvous_async.cli.reach import examine_host
-from rendezvous_async.errors import RendezvousError, RendezvousStateError
+from rendezvous_async.errors import RendezvousError, RendezvousStateError, RendezvousVersionError
 from rendezvous_async.node.addresses import address_toward, is_only_here
 from rendezvous_async.settings import Endpoint
 from rendezvous_async.texts import counted, printable
@@ -120,7 +120,8 @@ async def _run(backend: Backend, timeout: float) -> Finding:
         with answer_within(timeout, f"read the status of run {backend.run_id!r}"):
             status = await read_status(backend)
     except RendezvousStateError as error:
-        return Finding("run", "wrong", str(error), "rdzv close --purge removes it, if it is not of a newer version")
+        fix = "" if isinstance(error, RendezvousVersionError) else "rdzv close --purge removes the run"
+        return Finding("run", "wrong", str(error), fix)
     if status.spec is None or status.fit is None or status.closed is not None:
         return Finding("run", "ok", status.why()[0])
     scaled = f" (scaled {counted(status.spec.generation, 'time')})" if status.spec.generation else ""

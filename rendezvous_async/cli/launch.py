@@ -35,12 +35,7 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "--run-id", type=name, metavar="ID", required=True, help="nodes with the same run id form one world"
     )
-    parser.add_argument(
-        "--nodes",
-        metavar="SIZES",
-        required=True,
-        help=f"nodes in a round: {SIZES}",
-    )
+    parser.add_argument("--nodes", metavar="SIZES", required=True, help=f"nodes in a round: {SIZES}")
     parser.add_argument(
         "--domain", type=name, metavar="NAME", help="the label that names each node's domain, such as rack"
     )
@@ -61,7 +56,11 @@ def configure(parser: Parser) -> None:
     parser.add_argument("--last-call", type=seconds, default=30.0, metavar="S", help="wait for late nodes (30)")
     parser.add_argument("--regroup", type=seconds, metavar="S", help="the same when re-forming (last call, at most 3)")
     parser.add_argument(
-        "--grow", type=grow_seconds, default=0.0, metavar="S", help="wait for more newcomers before a round grows (0)"
+        "--grow",
+        type=grow_seconds,
+        default=0.0,
+        metavar="S",
+        help="wait for more newcomers before a round grows (0); inf: until rdzv scale --grow",
     )
     parser.add_argument("--connect-timeout", type=seconds, default=30.0, metavar="S", help="time to connect (30)")
     parser.add_argument("--keep-alive", type=seconds, default=1.0, metavar="S", help="time between keep-alives (1)")
@@ -82,6 +81,9 @@ async def _launch(options: Namespace) -> int:
 
     if not options.command:
         raise Failure(Exit.USAGE, "there is no command to launch: put it after --; see rdzv launch --help")
+    labels = dict(options.label or ())
+    if len(labels) < len(options.label or ()):
+        raise Failure(Exit.USAGE, "a label is given twice: see --label")
     plan = Plan(
         endpoint=options.endpoint,
         run_id=options.run_id,
@@ -97,7 +99,7 @@ async def _launch(options: Namespace) -> int:
         keep_alive_interval=options.keep_alive,
         address=options.address,
         node=options.node,
-        labels=dict(options.label or ()),
+        labels=labels,
         domain=options.domain or "",
         per_domain=options.per_domain,
     )

@@ -24,6 +24,7 @@ import anyio.to_thread
 from rendezvous_async.admin import read_status
 from rendezvous_async.aio.deadline import answer_within
 from rendezvous_async.backends.base import Backend
+from rendezvous_async.core.diagnosis import Role, Status
 from rendezvous_async.core.rules import Change
 from rendezvous_async.core.state import Member
 from rendezvous_async.errors import (
@@ -249,16 +250,25 @@ class _Launcher:
     async def _give_up(self, code: int) -> int:
         """Leave, and close the run unless the others, spares too, can form a world of a size that is allowed now."""
         why = f"a worker on node {self._rendezvous.node} exited with code {code}"
-        others = None
-        with anyio.move_on_after(self._plan.timeouts.join):
-            await self._rendezvous.leave()
-            others = (await self._retried(self._rendezvous.status)).fit
-        if others is not None and others.usable:
+        with anyio.move_on_after(self._plan.timeouts.join) as scope:
+            others = await self._leave()
+        if scope.cancelled_caught:
+            self._say(f"{why}, and no restarts are left; the server is unreachable")
+        elif others.closed is None and others.fit is not None and others.fit.usable:
             self._say(f"{why}, and no restarts are left; the other nodes can continue without this one")
         else:
             self._say(f"{why}, and no restarts are left; closing the run")
             await self._close(f"{GAVE_UP}: {why}")
         return code
+
+    async def _leave(self) -> Status:
+        """Leave the run, and return its status without this node."""
+        while True:
+            await self._rendezvous.leave()
+            status = await self._retried(self._rendezvous.status)
+            if self._rendezvous.node not in status.nodes(*Role):
+                return status
+            await anyio.sleep(RETRY)
 
     async def _close(self, reason: str) -> None:
         with anyio.move_on_after(self._plan.timeouts.join) as scope:

@@ -63,7 +63,8 @@ async def test_doctor_says_how_the_nodes_of_a_run_fit() -> None:
             await a.close("enough")
         assert await verdict() == ("ok", "closed by a: enough", "")
         server.table.commit([Put("rendezvous_async/job/state", b"not what we wrote")])
-        assert (await verdict())[0] == "wrong"
+        mark, _, fix = await verdict()
+        assert (mark, fix) == ("wrong", "rdzv close --purge removes the run")
 
 
 async def test_doctor_knows_wrong_secrets_and_tls(tmp_path: Path) -> None:

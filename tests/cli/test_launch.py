@@ -29,6 +29,8 @@ def test_nonsense_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
             rdzv(capsys, "launch", nowhere, *run, option, wrong, "--", "true"), 2, option, repr(wrong)[1:-1]
         )
     assert_one_line(rdzv(capsys, "launch", nowhere, *run, "--per-domain", "2", "--", "true"), 2, "needs a domain")
+    twice = ("--label", "rack=a", "--label", "rack=b")
+    assert_one_line(rdzv(capsys, "launch", nowhere, *run, *twice, "--", "true"), 2, "twice")
     assert_one_line(rdzv(capsys, "launch", nowhere, *run, "--label", "nproc=2", "--", "true"), 2, "'nproc'")
     assert_one_line(rdzv(capsys, "launch", nowhere, "--run-id", "", "--nodes", "1", "--", "true"), 2, "--run-id")
 
