@@ -1,4 +1,4 @@
-"""A cluster in one event loop: real rendezvous objects, a simulated network, and fault injection.
+"""A cluster in one event loop: real nodes, a real server, simulated machines between them, and fault injection.
 
 ::
 
@@ -10,6 +10,11 @@
             check(cluster.history)
 
     run(scenario, seed=7)   # virtual time: minutes of timeouts take milliseconds
+
+By default everything down to the sockets is what ships: clients and server of ``tcp://``, with a secret, on machines of
+a ``Wire``. ``server="log"`` gives the server a log on a simulated disk, whose power can be cut; with ``"hosted"`` it
+runs in the process of a node, and every second node may host it. ``network="stand-in"`` has a backend made for the
+simulation instead. It is faster, and harsher: it loses calls one by one, and whoever made them is told nothing.
 
 Each node runs a program, a coroutine function that takes an entered ``Rendezvous``. The default joins, holds its world
 until it changes, and joins again. Pass your own to test your own orchestrator.
@@ -31,32 +36,35 @@ from typing import Any
 
 import anyio
 
-from rendezvous_async.admin import close_run
+from rendezvous_async.admin import close_run, scale_run
 from rendezvous_async.aio.deadline import answer_within
-from rendezvous_async.backends.base import Token
-from rendezvous_async.core.state import Head, Phase
+from rendezvous_async.backends.values import Listing
+from rendezvous_async.core.spec import Spec
+from rendezvous_async.core.state import Head
 from rendezvous_async.node.connect import connect
 from rendezvous_async.node.rendezvous import Rendezvous
 from rendezvous_async.node.world import World
 from rendezvous_async.settings import Timeouts, check_seconds
-from rendezvous_async.testing.history import CloseCalled, Fault, History, Settled
+from rendezvous_async.testing.arguments import NetworkKind, check_arguments, check_sides
+from rendezvous_async.testing.disk import Disk
+from rendezvous_async.testing.faults import Faults
+from rendezvous_async.testing.history import CloseCalled, Fault, History, ScaleCalled, Settled
 from rendezvous_async.testing.loop.clock import virtual_loop
-from rendezvous_async.testing.network import Faults, Network
-from rendezvous_async.testing.nodes import SimulatedNode, now
+from rendezvous_async.testing.network import Network
+from rendezvous_async.testing.nodes import RUN, SimulatedNode, now
 from rendezvous_async.testing.programs import Program, elastic
+from rendezvous_async.testing.quiet import NotSettledError, is_quiet, patience_of, until_quiet
+from rendezvous_async.testing.service import ServerKind, TcpNetwork
 from rendezvous_async.testing.witness import Witness
 
-__all__ = ["Cluster", "NotSettledError"]
-
-LOOK_EVERY = 0.1
-
-
-class NotSettledError(AssertionError):
-    """An undisturbed cluster did not settle in time: a round that should form has not."""
+__all__ = ["Cluster", "NetworkKind", "NotSettledError"]
 
 
 class Cluster:
     """Some nodes, their server, and the history so far.
+
+    Attributes:
+        server: The kind of server.
 
     Args:
         nodes: The number of nodes; they are numbered from 0.
@@ -70,6 +78,11 @@ class Cluster:
         keep_alive_max_attempt: As for ``connect``.
         ranks: The rank policy.
         max_writes: The backend's limit of writes per commit; with a small one, rounds form in batches.
+        sizes: The sizes of a round, instead of ``min_nodes`` and ``max_nodes``: ``"4:64:4"`` or ``"4,8,16"``.
+        domain: The label of the domains that a round is made of; nodes with even and with odd numbers are one each.
+        per_domain: As for ``connect``.
+        network: ``wire`` or ``stand-in``.
+        server: On the wire: ``memory``, ``log`` or ``hosted``.
 
     Raises:
         ValueError: An argument is wrong. Methods raise it for a node that does not exist.
@@ -89,58 +102,64 @@ class Cluster:
         keep_alive_max_attempt: int = 5,
         ranks: str = "sticky",
         max_writes: int = 1024,
+        sizes: str = "",
+        domain: str = "",
+        per_domain: int = 1,
+        network: NetworkKind = "wire",
+        server: ServerKind = "memory",
     ) -> None:
         self.timeouts: Timeouts = Timeouts() if timeouts is None else timeouts
         self._faults = Faults() if faults is None else faults
-        for name, count in (("nodes", nodes), ("max_writes", max_writes)):
-            if type(count) is not int or count < 1:
-                raise ValueError(f"{name} must be a count of at least 1, not {count!r}")
-        if type(seed) is not int:
-            raise ValueError(f"seed must be a whole number, not {seed!r}")
-        if not isinstance(self.timeouts, Timeouts):
-            raise ValueError(f"timeouts must be a Timeouts, not {timeouts!r}")
-        if not isinstance(self._faults, Faults):
-            raise ValueError(f"faults must be a Faults, not {faults!r}")
-        if not callable(program):
-            raise ValueError(f"program must be a coroutine function that takes a Rendezvous, not {program!r}")
-        max_nodes = nodes if max_nodes is None else max_nodes
+        check_arguments(nodes, max_writes, seed, self.timeouts, self._faults, program, network, server)
         self._settings: dict[str, Any] = {
-            "run_id": "simulated",
-            "nodes": (min_nodes, max_nodes),
+            "run_id": RUN,
+            "nodes": sizes or (min_nodes, nodes if max_nodes is None else max_nodes),
             "timeouts": self.timeouts,
             "keep_alive_interval": keep_alive_interval,
             "keep_alive_max_attempt": keep_alive_max_attempt,
             "ranks": ranks,
+            "domain": domain,
+            "per_domain": per_domain,
         }
-        self._label = str(ranks).removeprefix("label:")
-        connect("memory://simulated", labels={self._label: ""}, **self._settings)  # Checks the settings.
-        self.history: History = History(min_nodes, max_nodes, keep_alive_interval * keep_alive_max_attempt)
-        self.nodes: list[SimulatedNode] = [SimulatedNode(f"node-{index}", self.history) for index in range(nodes)]
+        names = [name for name in (str(ranks).removeprefix("label:"), domain) if name]
+        labels = [dict.fromkeys(names, f"group-{index % 2}") for index in range(nodes)]
+        settings = connect(f"memory://{RUN}", labels=labels[0], **self._settings).settings
+        self._shape = Head(settings=settings).shape
+        ttl = keep_alive_interval * keep_alive_max_attempt
+        self.history: History = History(settings.min_nodes, settings.max_nodes, ttl)
+        self.nodes: list[SimulatedNode] = [
+            SimulatedNode(f"node-{index}", self.history, labels[index]) for index in range(nodes)
+        ]
         self._rng = random.Random(seed)
         self._program = program
         self._max_writes = max_writes
-        self._network: Network | None = None
+        self.server: ServerKind = server
+        self._kind = network
+        self._network: Network | TcpNetwork | None = None
         self._witness = Witness(self.history)
 
     def __repr__(self) -> str:
         return f"<Cluster {self.nodes!r}>"
 
     @property
-    def network(self) -> Network:
+    def network(self) -> Network | TcpNetwork:
         """The network between the nodes and the server."""
-        return self._entered()
-
-    def _entered(self) -> Network:
         if self._network is None:
             raise RuntimeError(f"{self!r} is not entered: use it inside 'async with Cluster(...) as cluster'")
         return self._network
 
+    @property
+    def disk(self) -> Disk:
+        """The disk of a server with a log."""
+        return self._with_log().disk
+
     async def __aenter__(self) -> Cluster:
         self.history.failures.catch(virtual_loop(), (node.name for node in self.nodes))
-        self._network = Network(self._rng, self._faults)
-        self._watching = self.network.open("observer", "simulated")
-        self._seen: Token | None = self.network.server.table.token
-        self.network.server.fanout.add([self._watching.prefix], self._observe)
+        if self._kind == "stand-in":
+            self._network = Network(self._rng, self._faults, self._max_writes, self._take)
+        else:
+            on_loss = partial(self._fault, "lose the server") if self.server == "hosted" else None
+            self._network = TcpNetwork(self._rng, self._faults, self._max_writes, self.server, self._take, on_loss)
         return self
 
     async def __aexit__(
@@ -156,7 +175,7 @@ class Cluster:
         with anyio.CancelScope(shield=True):
             await asyncio.gather(*running, return_exceptions=True)
         self.history.failures.stop_catching(virtual_loop())
-        self.network.server.fanout.remove([self._watching.prefix], self._observe)
+        self.network.aclose()
         if error is None or isinstance(error, Exception):  # A failed assertion becomes its context.
             self.history.failures.raise_first()
 
@@ -171,21 +190,25 @@ class Cluster:
         node.generation += 1
         node.live = True
         node.rendezvous = connect(
-            backend=network.open(node.process, "simulated", self._max_writes),
+            **network.settings(node),
             node=node.name,
             address=node.name,
-            labels={self._label: f"group-{index % 2}"},
+            labels=node.labels,
             rng=random.Random(self._rng.getrandbits(64)),
             **self._settings,
         )
         node.rendezvous.listen(node.listener())
-        node.task = virtual_loop().start(node.process, self._live, node.rendezvous, name=node.process)
+        node.task = network.start(node, self._live, node, node.rendezvous)
         ended = partial(self._ended, node, node.process)
         node.task.add_done_callback(ended, context=copy_context())
 
-    async def _live(self, rendezvous: Rendezvous) -> None:
+    async def _live(self, node: SimulatedNode, rendezvous: Rendezvous) -> None:
         async with rendezvous:
-            await self._program(rendezvous)
+            try:
+                await self._program(rendezvous)
+            finally:
+                if node.rendezvous is rendezvous:  # As a host, it may still linger.
+                    node.release("end")
 
     def _ended(self, node: SimulatedNode, process: str, task: asyncio.Task[None]) -> None:
         if node.process == process and node.live:
@@ -193,10 +216,12 @@ class Cluster:
             if error is not None:
                 self._fault(f"ended by {type(error).__name__}: {error}", node)
                 self.history.failures.add(node.name, error)
+            else:
+                self._fault("end", node)
             node.live = False
             node.release("end")
 
-    def _node(self, index: int) -> SimulatedNode:
+    def _node(self, index: object) -> SimulatedNode:
         if type(index) is not int or not 0 <= index < len(self.nodes):
             raise ValueError(f"there is no node {index!r}: this cluster has the nodes 0 to {len(self.nodes) - 1}")
         return self.nodes[index]
@@ -216,8 +241,7 @@ class Cluster:
             self._fault("crash", node)
             node.live = node.paused = False
             node.holds = None
-            virtual_loop().kill(node.process)
-            self.network.forget(node.process)
+            self.network.kill(node)
 
     def leave(self, index: int) -> None:
         """Shut a node down: its program is cancelled, and it leaves."""
@@ -256,40 +280,73 @@ class Cluster:
 
     def partition(self, *sides: Iterable[int]) -> None:
         """Partition the nodes: the first side keeps the server; all others, named or not, are cut off."""
-        named: list[list[SimulatedNode]] = []
-        for side in sides:
-            if not isinstance(side, Iterable):
-                raise ValueError(f"each side of a partition must be a set of node numbers, not {side!r}")
-            named.append([self._node(index) for index in side])
-        if len({node for side in named for node in side}) < sum(len(set(side)) for side in named):
-            raise ValueError(f"a node can only be on one side of a partition, not {sides}")
+        named = check_sides(sides, self._node)
         self.heal()
         cut = [node for node in self.nodes if not named or node not in named[0]]
         self._fault("partition", *cut)
-        self.network.cut(*(node.process for node in cut))
+        self.network.cut(cut)
 
     def heal(self) -> None:
         """End the partition: every node that has not crashed reaches the server again."""
         network = self.network
         self._fault("heal")
-        network.heal(*(node.process for node in self.nodes))
+        network.heal()
 
     def lose_server(self) -> None:
-        """Restart the server without its data, in a new epoch."""
+        """Restart the server without its data, in a new epoch; if a node hosts it, crash that node."""
         network = self.network
-        self._fault("lose the server")
-        self._witness.forget()
-        network.lose_server()
+        if self.server != "hosted":
+            self._fault("lose the server")
+            self._witness.forget()
+            network.lose_server()
+        elif isinstance(network, TcpNetwork) and network.host is not None:
+            for index, node in enumerate(self.nodes):
+                if node.process == network.host.group:
+                    self.crash(index)
+
+    def restart_server(self) -> None:
+        """Kill the server, which must have a log, and start it again."""
+        network = self._with_log()
+        self._fault("restart the server")
+        network.restart_server()
+
+    def lose_power(self, after: int = 0) -> None:
+        """Cut the power of the server's machine: the disk loses what was not synced, and no client is told.
+
+        Args:
+            after: How many changes of the disk are made until then, the last one in vain; 0 means at once.
+        """
+        network = self._with_log()
+        if type(after) is not int or after < 0:
+            raise ValueError(f"after must be a count of at least 0, not {after!r}")
+        self._fault("lose power")
+        if after:
+            network.disk.power_left = after
+        else:
+            network.lose_power()
+
+    def _with_log(self) -> TcpNetwork:
+        network = self.network
+        if not isinstance(network, TcpNetwork) or self.server != "log":
+            raise RuntimeError(f"there is no log in {self!r}: use Cluster(..., server='log')")
+        return network
 
     async def close(self, index: int, reason: str = "") -> None:
         """Close the run as a node would; raise if the network is in the way."""
         node = self._node(index)
         self.history.add(CloseCalled(now(), node.name))
         with answer_within(self.timeouts.close, "close the run"):
-            await close_run(self.network.open(node.process, "simulated"), reason, node.name)
+            await self.network.visit(node, partial(close_run, reason=reason, by=node.name))
+
+    async def scale(self, index: int, nodes: str | None = None, target: int | None = None) -> Spec:
+        """Scale the run as a node would; raise if the network is in the way."""
+        node = self._node(index)
+        self.history.add(ScaleCalled(now(), node.name))
+        with answer_within(self.timeouts.close, "scale the run"):
+            return await self.network.visit(node, partial(scale_run, nodes=nodes, target=target))
 
     async def settle(self, within: float | None = None) -> None:
-        """Wait until the cluster is quiet: a full round is held, or too few nodes run, or the run is closed.
+        """Wait until the cluster is quiet: the largest round is held, or none can form, or the run is closed.
 
         Args:
             within: Seconds to wait; by default what the timeouts allow.
@@ -298,18 +355,8 @@ class Cluster:
             NotSettledError: It is not quiet in time; the message has its state.
             Exception: The program of a node failed with it.
         """
-        self._entered()
-        longest = self.timeouts.last_call + 6 * self.history.ttl + 30
-        if within is not None:
-            longest = check_seconds("within", within)
-        deadline = anyio.current_time() + longest
-        while True:
-            self.history.failures.raise_first()
-            if self._is_quiet():
-                break
-            if anyio.current_time() >= deadline:
-                raise NotSettledError(f"not settled after {longest:g} s: {self._describe()}")
-            await anyio.sleep(LOOK_EVERY)
+        longest = patience_of(self.timeouts, self.history.ttl) if within is None else check_seconds("within", within)
+        await until_quiet(self._is_quiet, self.history.failures.raise_first, longest, self._describe)
         live = tuple(node.name for node in self.nodes if node.live)
         self.history.add(Settled(now(), live, tuple(self._witness.roster)))
 
@@ -320,33 +367,19 @@ class Cluster:
         return self._witness.head
 
     def _is_quiet(self) -> bool:
-        head = self.head()
-        live = {node.name: node for node in self.nodes if node.live}
-        roster = set(self._witness.roster)
-        if head is not None and head.closed is not None:
-            return not live and not roster
-        if roster != set(live):
-            return False
-        if len(live) < self.history.min_nodes:
-            return not any(node.holds for node in live.values())
-        if head is None or head.phase is not Phase.FORMED or head.waiting or head.lost:
-            return False
-        holding = {node.name for node in live.values() if node.holds is not None and node.holds.round == head.round}
-        seated = {node for node, _, _ in self._witness.seats(head)}
-        return holding == seated and (holding == set(live) or head.size == self.history.max_nodes)
+        live = [node for node in self.nodes if node.live]
+        if not self.network.is_served(live):
+            return not any(node.holds for node in live)
+        return is_quiet(self.nodes, self._witness, self._shape, self.timeouts)
 
     def _describe(self) -> str:
         return f"{self.head()}; roster {self._witness.roster}; {self.nodes}"
 
-    def _observe(self) -> None:
-        """Record a commit at the moment when the server applies it."""
-        listing = self.network.server.table.changes([self._watching.prefix], self._seen)
-        if listing is None:
-            return
-        self._seen = listing.token
+    def _take(self, listing: Listing) -> None:
+        """Record a commit."""
         if listing.complete:
             self._witness.forget()
-        self._witness.take(now(), listing.relative_to(self._watching.prefix).entries)
+        self._witness.take(now(), listing.entries)
 
     def returns(self, rendezvous: Rendezvous) -> None:
         """Record that a program returns to the barrier of its own accord.

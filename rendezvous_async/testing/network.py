@@ -1,4 +1,4 @@
-"""A backend behind a simulated network: delays, lost requests, lost replies, late writes, partitions.
+"""The stand-in for the wire: one backend whose calls are delayed, lost, applied without an answer, late, cut off.
 
 Every node has its own ``SimulatedDriver``. A call travels to the server and back, and each leg may be delayed or lost.
 A call without an answer raises ``RendezvousConnectionError`` after ``CALL_TIMEOUT``, though the server may have applied
@@ -9,13 +9,10 @@ handle every unknown outcome. Watches lag, and resume after a partition.
 from __future__ import annotations
 
 import asyncio
-import math
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import copy_context
-from typing import TypeVar
-
-import msgspec
+from typing import Any, TypeVar
 
 from rendezvous_async.aio import clock
 from rendezvous_async.aio.deadline import Deadline
@@ -26,6 +23,10 @@ from rendezvous_async.backends.session import Session
 from rendezvous_async.backends.table.table import Table
 from rendezvous_async.backends.values import Commit, Condition, Entry, Listing, Token, Write, owned
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousSessionError
+from rendezvous_async.testing.commits import RunCommits
+from rendezvous_async.testing.faults import Faults
+from rendezvous_async.testing.loop.clock import virtual_loop
+from rendezvous_async.testing.nodes import RUN, SimulatedNode
 
 __all__ = ["Faults", "Network", "SimulatedDriver"]
 
@@ -33,49 +34,31 @@ CALL_TIMEOUT = 0.5
 T = TypeVar("T")
 
 
-class Faults(msgspec.Struct, frozen=True, kw_only=True):
-    """The faults of the simulated network.
-
-    Attributes:
-        delay: The longest delay of one leg, in seconds; each leg takes a random part of it.
-        drop_request: The probability that a request never arrives.
-        drop_reply: The probability that the reply to an applied request never arrives.
-        late: The probability that a request is delayed further, perhaps until after its caller has given up.
-        lateness: The longest further delay, in seconds.
-    """
-
-    delay: float = 0.001
-    drop_request: float = 0.0
-    drop_reply: float = 0.0
-    late: float = 0.0
-    lateness: float = 5.0
-
-    def __post_init__(self) -> None:
-        for name in ("drop_request", "drop_reply", "late"):
-            if not (_is_number(chance := getattr(self, name)) and 0 <= chance <= 1):
-                raise ValueError(f"{name} must be a probability from 0 to 1, not {chance!r}")
-        for name in ("delay", "lateness"):
-            if not (_is_number(seconds := getattr(self, name)) and 0 <= seconds < math.inf):
-                raise ValueError(f"{name} must be a finite number of seconds, 0 or more, not {seconds!r}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 class Network:
     """The server, and the network between it and the nodes.
+
+    Args:
+        rng: Where everything random comes from.
+        faults: The faults.
+        max_writes: The limit of writes per commit; with a small one, rounds form in batches.
+        take: Called with each commit to the run.
 
     Attributes:
         server: The server of all nodes; ``lose_server()`` replaces its data.
         faults: The current faults; may be changed at any time.
     """
 
-    def __init__(self, rng: random.Random, faults: Faults) -> None:
+    def __init__(
+        self, rng: random.Random, faults: Faults, max_writes: int = 1024, take: Callable[[Listing], None] | None = None
+    ) -> None:
         self.server: MemoryServer = MemoryServer("epoch-1")
         self.faults = faults
+        self._max_writes = max_writes
+        self._commits = RunCommits(self.open("", RUN).prefix, take or (lambda _: None))
+        self._commits.follow(self.server.table)
         self._rng = rng
         self._cut: set[str] = set()
+        self._killed: set[str] = set()
         self._watches: dict[SimulatedSubscription, None] = {}
         self._context = copy_context()
         self._epochs = 1
@@ -84,25 +67,48 @@ class Network:
         """Return whether a node and the server can reach each other."""
         return node not in self._cut
 
-    def cut(self, *nodes: str) -> None:
-        """Cut these nodes off from the server."""
-        self._cut.update(nodes)
+    def cut(self, nodes: Iterable[SimulatedNode]) -> None:
+        """Cut the processes of these nodes off from the server."""
+        self._cut.update(node.process for node in nodes)
 
-    def heal(self, *nodes: str) -> None:
-        """Reconnect these nodes, or all of them, to the server."""
-        self._cut.difference_update(nodes or tuple(self._cut))
+    def heal(self) -> None:
+        """Reconnect all processes that live."""
+        self._cut &= self._killed
         for watch in tuple(self._watches):
             watch.pump()
 
-    def forget(self, node: str) -> None:
-        """Cut off a process that has been killed, and close its watches."""
-        self._cut.add(node)
-        for watch in [watch for watch in self._watches if watch.driver.node == node]:
+    def settings(self, node: SimulatedNode) -> dict[str, Any]:
+        """Return what ``connect`` needs to know of the backend."""
+        return {"backend": self.open(node.process, RUN)}
+
+    def start(
+        self, node: SimulatedNode, function: Callable[..., Coroutine[Any, Any, None]], *args: Any
+    ) -> asyncio.Task[None]:
+        """Start a node's process."""
+        return virtual_loop().start(node.process, function, *args, name=node.process)
+
+    def kill(self, node: SimulatedNode) -> None:
+        """Kill a node's process, and close its watches."""
+        virtual_loop().kill(node.process)
+        self._killed.add(node.process)
+        self._cut.add(node.process)
+        for watch in [watch for watch in self._watches if watch.driver.node == node.process]:
             watch.close()
 
-    def open(self, node: str, run_id: str, max_writes: int = 1024) -> Backend:
-        """Return a backend for one node; with a small ``max_writes``, rounds form in batches."""
-        return Backend(SimulatedDriver(self, node, max_writes), run_id)
+    async def visit(self, node: SimulatedNode, function: Callable[[Backend], Awaitable[T]]) -> T:
+        """Return what a function returns for a backend of a node."""
+        return await function(self.open(node.process, RUN))
+
+    def open(self, node: str, run_id: str) -> Backend:
+        """Return a backend for one process."""
+        return Backend(SimulatedDriver(self, node, self._max_writes), run_id)
+
+    def is_served(self, nodes: Iterable[SimulatedNode]) -> bool:
+        """Return True: the server is always there."""
+        return True
+
+    def aclose(self) -> None:
+        """Do nothing: there is nothing to close."""
 
     def watch(self, watch: SimulatedSubscription) -> None:
         """Start pushing changes to a watch."""
@@ -119,6 +125,7 @@ class Network:
         revision = self.server.table.revision
         self.server.table = Table(f"epoch-{self._epochs}")
         self.server.table.raise_revision(revision)
+        self._commits.follow(self.server.table)
         self.server.settle()
         for watch in tuple(self._watches):
             watch.pump()

@@ -11,7 +11,10 @@ from rendezvous_async.node.rendezvous import Rendezvous
 from rendezvous_async.node.world import World
 from rendezvous_async.testing.history import Believed, CloseCalled, History, Left, Released
 
-__all__ = ["SimulatedNode", "now"]
+__all__ = ["RUN", "SimulatedNode", "now"]
+
+RUN = "simulated"
+"""The id of the run."""
 
 
 class SimulatedNode:
@@ -19,6 +22,7 @@ class SimulatedNode:
 
     Attributes:
         name: Its node id, kept across restarts.
+        labels: What it says about itself.
         rendezvous: The rendezvous of its program; None before the first start.
         holds: The world that it holds.
         live: Whether its program runs.
@@ -26,8 +30,9 @@ class SimulatedNode:
         generation: Counts its processes.
     """
 
-    def __init__(self, name: str, history: History) -> None:
+    def __init__(self, name: str, history: History, labels: dict[str, str]) -> None:
         self.name = name
+        self.labels = labels
         self.rendezvous: Rendezvous | None = None
         self.holds: World | None = None
         self.live = False

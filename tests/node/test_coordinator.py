@@ -383,7 +383,7 @@ async def test_every_write_of_the_coordinator_compares_the_state_and_the_post() 
 
 
 @pytest.mark.parametrize(
-    "limits", [{"max_writes": 6}, {"max_bytes": 700}, {"max_writes": 5, "max_bytes": 500}], ids=str
+    "limits", [{"max_writes": 6}, {"max_bytes": 700}, {"max_writes": 5, "max_bytes": 700}], ids=str
 )
 @in_virtual_time
 async def test_a_round_that_does_not_fit_is_written_in_batches(limits: dict[str, Any]) -> None:
@@ -528,7 +528,7 @@ async def test_a_coordinator_without_a_state_stands_down() -> None:
 
 
 def touch_state(meeting: Meeting) -> None:
-    """Write the head anew, as another writer would: every compare with the old one is lost."""
+    """Rewrite the head as another writer would: every compare with the old one fails."""
     table, key = meeting.server.table, f"{PREFIX}state"
     entry = table.get(key)
     assert entry is not None

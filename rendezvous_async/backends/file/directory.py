@@ -12,6 +12,7 @@ import errno
 import os
 import stat
 
+from rendezvous_async.backends.table.files import FILES, Files
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
 
 __all__ = ["Directory", "explain", "open_file"]
@@ -33,56 +34,58 @@ class Directory:
             locks of a dead process are released. False for NFS and unknown file systems.
     """
 
-    def __init__(self, path: str, fd: int, mode: int) -> None:
-        status = os.fstat(fd)
+    def __init__(self, path: str, fd: int, mode: int, files: Files = FILES) -> None:
+        status = files.fstat(fd)
         self.path = path
         self.fd = fd
         self.mode = mode
         self.key = (status.st_dev, status.st_ino)
         self.is_local = _file_system(fd) in _LOCAL
+        self._files = files
 
     def __repr__(self) -> str:
         return f"<Directory {self.path}{' local' if self.is_local else ''}>"
 
     @classmethod
-    def open(cls, path: str, *, shared: bool = False, advice: str = _ADVICE) -> Directory:
+    def open(cls, path: str, *, shared: bool = False, advice: str = _ADVICE, files: Files = FILES) -> Directory:
         """Open the directory; create it for this user only if it does not exist.
 
         Args:
             path: The path of the directory.
             shared: Whether other users may write in it.
             advice: What the error suggests if they can but may not.
+            files: The file system that it is in.
 
         Raises:
             RendezvousConnectionError: It cannot be opened, or others can write in it and ``shared`` is false.
         """
         path = os.path.normpath(path)
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            files.makedirs(os.path.dirname(path))
             with contextlib.suppress(FileExistsError):
-                os.mkdir(path, 0o700)
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
+                files.mkdir(path, 0o700)
+            fd = files.open(path, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
         except OSError as error:
             if os.path.islink(path):
                 raise RendezvousConnectionError(
                     f"{path} is a symbolic link; give the path of the directory itself, so that it cannot be redirected"
                 ) from error
             raise explain(path, "open the directory", error, was_open=False) from error
-        status = os.fstat(fd)
+        status = files.fstat(fd)
         others = stat.S_IMODE(status.st_mode) & 0o022
         if shared:
-            return cls(path, fd, 0o600 | others << 1 | others)
+            return cls(path, fd, 0o600 | others << 1 | others, files)
         wrong = None
         if status.st_uid != os.geteuid():
             wrong = f"belongs to user {status.st_uid}, and this process runs as user {os.geteuid()}"
         elif others:
             wrong = f"can be written by others: its mode is {stat.S_IMODE(status.st_mode):04o} (fix it with chmod go-w)"
         if wrong is not None:
-            os.close(fd)
+            files.close(fd)
             raise RendezvousConnectionError(
                 f"{path} {wrong}. Its content determines what every node believes: {advice}"
             )
-        return cls(path, fd, 0o600)
+        return cls(path, fd, 0o600, files)
 
     def subdirectory(self, name: str) -> int:
         """Open a subdirectory and return its descriptor; create it if it does not exist."""
@@ -98,7 +101,7 @@ class Directory:
 
     def close(self) -> None:
         if self.fd >= 0:
-            os.close(self.fd)
+            self._files.close(self.fd)
             self.fd = -1
 
 

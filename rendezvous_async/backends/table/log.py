@@ -26,7 +26,7 @@ import stat
 from collections.abc import Sequence
 from typing import NoReturn
 
-from rendezvous_async.backends.table.files import identity, read_at, try_lock, unlock, write_at
+from rendezvous_async.backends.table.files import FILES, Files
 from rendezvous_async.backends.table.frames import LogRecord, frames, is_torn, read_records, replay, unframe
 from rendezvous_async.backends.table.head import HEADER_SIZE, head_of_log, read_header, read_snapshot
 from rendezvous_async.backends.table.table import Snapshot, Table
@@ -55,9 +55,12 @@ class Log:
 
     table: Table
 
-    def __init__(self, path: str, directory: int, *, exclusive: bool, sync: bool, mode: int, now: float) -> None:
+    def __init__(
+        self, path: str, directory: int, files: Files, *, exclusive: bool, sync: bool, mode: int, now: float
+    ) -> None:
         self.path = path
         self.broken = False
+        self._files = files
         self._name = os.path.basename(path)
         self._directory = directory
         self._sync = sync
@@ -87,6 +90,7 @@ class Log:
         sync: bool = True,
         mode: int = 0o600,
         now: float = 0.0,
+        files: Files = FILES,
     ) -> Log:
         """Open the log at ``path``, or create it.
 
@@ -100,6 +104,7 @@ class Log:
                 a crash of the process does not.
             mode: The file's permissions.
             now: The time by the clock of the leases; every session gets its full TTL from then.
+            files: The file system that it is in.
 
         Raises:
             RendezvousStateError: The file is damaged, or not a log.
@@ -111,15 +116,15 @@ class Log:
         where = os.path.dirname(path)
         try:
             if directory is None:
-                os.makedirs(where, mode=0o700, exist_ok=True)
-                directory = os.open(where, os.O_DIRECTORY)
+                files.makedirs(where, 0o700)
+                directory = files.open(where, os.O_DIRECTORY)
             else:
-                directory = os.dup(directory)
+                directory = files.dup(directory)
         except OSError as error:
             raise RendezvousConnectionError(f"cannot open the directory of the log {path}: {error.strerror}") from error
-        log = cls(path, directory, exclusive=exclusive, sync=sync, mode=mode, now=now)
+        log = cls(path, directory, files, exclusive=exclusive, sync=sync, mode=mode, now=now)
         try:
-            if exclusive and not try_lock(directory):
+            if exclusive and not files.try_lock(directory):
                 log._in_use()
             try:
                 log._switch(log._open_file())
@@ -143,7 +148,7 @@ class Log:
         """Close the file and release its lock; may be called more than once."""
         for descriptor in (self._fd, self._directory):
             if descriptor >= 0:
-                os.close(descriptor)
+                self._files.close(descriptor)
         self._fd = self._directory = -1
 
     @property
@@ -158,7 +163,7 @@ class Log:
 
     def hold(self) -> bool:
         """Lock the file for writing; False if another holds it, or it is no longer the log."""
-        self._held = try_lock(self._fd)
+        self._held = self._files.try_lock(self._fd)
         if self._held and not self._is_current():
             self.let_go()
         return self._held
@@ -167,7 +172,7 @@ class Log:
         """Release the lock of ``hold``."""
         if self._held:
             self._held = False
-            unlock(self._fd)
+            self._files.unlock(self._fd)
 
     # Reading
 
@@ -197,20 +202,20 @@ class Log:
         # Open, not stat: over NFS only an open is certain to ask the server.
         descriptor = self._open_file()
         try:
-            status = os.fstat(descriptor)
+            status = self._files.fstat(descriptor)
             self._size = status.st_size
             same = (status.st_dev, status.st_ino) == self._file
             if same and status.st_size == self._end:
                 return False
             if same and self._read_header(descriptor)[1] == self._generation and status.st_size > self._end:
-                self._apply(memoryview(read_at(self._fd, self._end, status.st_size)), self._end)
+                self._apply(memoryview(self._files.read_at(self._fd, self._end, status.st_size)), self._end)
                 return False
             descriptor, fresh = -1, descriptor
             self._switch(fresh)
             return True
         finally:
             if descriptor >= 0:
-                os.close(descriptor)
+                self._files.close(descriptor)
 
     def trim(self) -> None:
         """Cut a last frame that a dead writer left incomplete; only for the writer.
@@ -218,17 +223,17 @@ class Log:
         Raises:
             RendezvousStateError: The bytes after the last sound frame are damage, not a torn frame.
         """
-        size = os.fstat(self._fd).st_size
+        size = self._files.fstat(self._fd).st_size
         if size == self._end:
             return
         if size < self._end:
             self._damaged(size, "the file has become shorter than what was read from it")
-        tail = memoryview(read_at(self._fd, self._end, size))
+        tail = memoryview(self._files.read_at(self._fd, self._end, size))
         assert unframe(tail) is None, "read_new() comes before every write"
         if not is_torn(tail, self._end):
             self._damaged(self._end, "a frame here is damaged")
         logger.warning("%s: cut %d bytes of an unfinished write at offset %d", self.path, len(tail), self._end)
-        os.ftruncate(self._fd, self._end)
+        self._files.ftruncate(self._fd, self._end)
 
     # Writing
 
@@ -248,15 +253,15 @@ class Log:
         for data in frames(records):
             try:
                 self.trim()
-                end = write_at(self._fd, data, self._end)
+                end = self._files.write_at(self._fd, data, self._end)
             except OSError as error:
                 with contextlib.suppress(OSError):  # otherwise the next writer trims it
-                    os.ftruncate(self._fd, self._end)
+                    self._files.ftruncate(self._fd, self._end)
                 self._fail("write to", error)
             self._end = end
             if self._sync:
                 try:
-                    os.fdatasync(self._fd)
+                    self._files.fdatasync(self._fd)
                 except OSError as error:
                     self.broken = True
                     self._fail("sync", error)
@@ -277,26 +282,26 @@ class Log:
         fd, end = -1, 0
         try:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(beside, dir_fd=self._directory)
-            fd = os.open(beside, _FILE_FLAGS | os.O_CREAT | os.O_EXCL, self._mode, dir_fd=self._directory)
-            os.fchmod(fd, self._mode)  # regardless of the umask
+                self._files.unlink(beside, self._directory)
+            fd = self._files.open(beside, _FILE_FLAGS | os.O_CREAT | os.O_EXCL, self._mode, dir_fd=self._directory)
+            self._files.fchmod(fd, self._mode)  # regardless of the umask
             for piece in head_of_log(generation, snapshot):
-                end = write_at(fd, piece, end)
-            os.fsync(fd)
+                end = self._files.write_at(fd, piece, end)
+            self._files.fsync(fd)
             if self._held:
-                try_lock(fd)
+                self._files.try_lock(fd)
             if self._fd >= 0:
                 self._check_current()
-            os.rename(beside, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+            self._files.rename(beside, self._name, self._directory)
         except (OSError, RendezvousError) as error:
             if fd >= 0:
-                os.close(fd)
+                self._files.close(fd)
                 with contextlib.suppress(OSError):
-                    os.unlink(beside, dir_fd=self._directory)
+                    self._files.unlink(beside, self._directory)
             self._fail("compact", error)
         self._adopt(fd, generation, end)
         try:
-            os.fsync(self._directory)
+            self._files.fsync(self._directory)
         except OSError as error:
             self.broken = True
             self._fail("sync the directory of", error)
@@ -309,7 +314,7 @@ class Log:
         """Tell whether the path still leads to this file."""
         # An exclusive log checks the whole path: its directory may have been replaced.
         where = (self.path,) if self._exclusive else (self._name, self._directory)
-        return identity(*where) == self._file
+        return self._files.identity(*where) == self._file
 
     def _check_current(self) -> None:
         if self._exclusive and not self._is_current():
@@ -323,20 +328,20 @@ class Log:
         raise LogInUseError(f"{self.path} is in use by another process; stop that one, or choose another directory")
 
     def _open_file(self) -> int:
-        fd = os.open(self._name, _FILE_FLAGS, dir_fd=self._directory)
-        if self._exclusive and not try_lock(fd):
-            os.close(fd)
+        fd = self._files.open(self._name, _FILE_FLAGS, dir_fd=self._directory)
+        if self._exclusive and not self._files.try_lock(fd):
+            self._files.close(fd)
             self._in_use()
         return fd
 
     def _switch(self, fd: int) -> None:
         """Read the whole file behind ``fd``, and use it from now on."""
         try:
-            status = os.fstat(fd)
+            status = self._files.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise RendezvousStateError(f"{self.path} is not a regular file")
             version, generation = self._read_header(fd)
-            data = memoryview(read_at(fd, 0, status.st_size))
+            data = memoryview(self._files.read_at(fd, 0, status.st_size))
             try:
                 snapshot, end = read_snapshot(data, version)
                 table = Table.restore(snapshot, self._now)
@@ -346,7 +351,7 @@ class Log:
                 self._damaged(HEADER_SIZE, f"the snapshot has a key of session {error}, which is not in it")
             self.table = table
         except BaseException:
-            os.close(fd)
+            self._files.close(fd)
             raise
         self._adopt(fd, generation, end)
         self._apply(data[end:], end)
@@ -354,9 +359,9 @@ class Log:
 
     def _adopt(self, fd: int, generation: int, head_end: int) -> None:
         if self._fd >= 0:
-            os.close(self._fd)
+            self._files.close(self._fd)
         self._fd = fd
-        self._file = identity(fd)
+        self._file = self._files.identity(fd)
         self._generation = generation
         self._head_end = self._end = head_end
 
@@ -374,7 +379,7 @@ class Log:
 
     def _read_header(self, fd: int) -> tuple[int, int]:
         try:
-            header = read_header(self.path, read_at(fd, 0, HEADER_SIZE))
+            header = read_header(self.path, self._files.read_at(fd, 0, HEADER_SIZE))
         except ValueError as error:
             self._damaged(0, str(error))
         if header is None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
@@ -78,6 +78,8 @@ class Table:
         self._opened = 0
         self._answers = Answers(self.usage)
         self._changed: list[str] = []
+        self.after_each: Callable[[], None] | None = None
+        """Called after each change of the entries, for whoever must see every one of them; must not raise."""
 
     def __repr__(self) -> str:
         return f"<Table {self.token} keys={len(self._entries)} sessions={len(self._sessions)}>"
@@ -187,6 +189,8 @@ class Table:
                 self._delete(write.name)
         if id is not None and changing:  # a commit that changes nothing may be repeated
             self._answers.note(id, self.revision)
+        if changing and self.after_each is not None:
+            self.after_each()
         return Commit(True, token)
 
     def has_answer(self, id: CommitId) -> bool:
@@ -268,6 +272,8 @@ class Table:
             self.revision += 1
             for key in sorted(lease.keys):
                 self._delete(key)
+            if self.after_each is not None:
+                self.after_each()
         return True
 
     def due(self, now: float, most: int = 1 << 30) -> Sequence[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from rendezvous_async.backends.system import system
 from rendezvous_async.settings import format_address
 
 __all__ = ["Address", "host_of", "listen_on", "resolve", "silence_of", "watch_for_dead_peer"]
@@ -65,7 +66,7 @@ class Address(msgspec.Struct, frozen=True, order=True):
     def is_local(self) -> bool:
         """Tell whether this machine has the address, by trying to bind it."""
         try:
-            with socket.socket(self.family, socket.SOCK_DGRAM) as sock:
+            with system().socket(self.family, socket.SOCK_DGRAM) as sock:
                 sock.bind(self.at(0).socket_address)
         except OSError:
             return False
@@ -137,7 +138,7 @@ def _listen_once(addresses: Sequence[Address]) -> list[socket.socket]:
 
 def _listen(address: Address) -> socket.socket:
     # With the protocol given, or asyncio would not disable Nagle's algorithm, and answers could wait 40 ms.
-    sock = socket.socket(address.family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    sock = system().socket(address.family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         # Otherwise a restarted server would have to wait for old connections in TIME_WAIT. Two servers still cannot
         # listen at once, but two may *bind* at once, so listen() decides between racing hosts.

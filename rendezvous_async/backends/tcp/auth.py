@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import secrets
 from typing import Literal
 from urllib.parse import quote, unquote
 
 import msgspec
 
 from rendezvous_async.backends.names import DEFAULT_NAMESPACE
+from rendezvous_async.backends.system import system
 
 __all__ = ["Secret", "new_nonce", "prove", "restrict", "verify"]
 
@@ -88,7 +88,7 @@ def restrict(secret: str | bytes, run_prefix: str, *, namespace: str = DEFAULT_N
 
 def new_nonce() -> bytes:
     """Return fresh random bytes."""
-    return secrets.token_bytes(NONCE_BYTES)
+    return system().random_bytes(NONCE_BYTES)
 
 
 def prove(key: bytes, role: Role, hello: bytes, challenge: bytes) -> bytes:

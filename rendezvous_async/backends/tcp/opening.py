@@ -11,6 +11,7 @@ from rendezvous_async.backends.tcp.client.dialing import Dialer
 from rendezvous_async.backends.tcp.client.driver import TcpDriver
 from rendezvous_async.backends.tcp.hosting import Host
 from rendezvous_async.backends.tcp.options import TcpOptions
+from rendezvous_async.backends.tcp.server.limits import Limits
 from rendezvous_async.backends.tcp.tls import Tls
 from rendezvous_async.errors import RendezvousConnectionError
 from rendezvous_async.settings import Endpoint
@@ -38,7 +39,9 @@ async def open_tcp(endpoint: Endpoint, options: TcpOptions, outage: Outage) -> T
         stall_timeout=options.stall_timeout,
         outage=outage,
     )
-    driver = TcpDriver(channel, host=host)
+    # What a host would refuse, its own process must not send either.
+    limits = options.limits or Limits()
+    driver = TcpDriver(channel, host=host, max_writes=limits.writes)
     channel.start()
     try:
         with anyio.move_on_after(options.connect_timeout):

@@ -51,7 +51,7 @@ class TcpOptions(BackendOptions, frozen=True, kw_only=True):
         data_dir: For a host: keep everything on disk here.
         insecure: For a host: serve others with neither secret nor TLS.
         disconnect_grace: For a host: seconds that a session outlives its connection.
-        limits: For a host: the limits for clients.
+        limits: For a host: the limits for clients. This client keeps to its ``writes`` too.
         linger: For a host: seconds to wait on close for the sessions of other processes.
     """
 

@@ -30,6 +30,7 @@ from rendezvous_async.testing.loop.describe import describe_callback, describe_t
 from rendezvous_async.testing.loop.groups import GROUP, Groups, GroupTask
 from rendezvous_async.testing.loop.jobs import Job, Timers
 from rendezvous_async.testing.loop.selector import ReadyKeys, WorldSelector
+from rendezvous_async.testing.loop.sockets import SocketsLoop
 
 __all__ = ["GROUP", "DeadlockError", "LivelockError", "VirtualLoop", "VirtualTimeError", "run", "virtual_loop"]
 
@@ -54,7 +55,7 @@ class LivelockError(VirtualTimeError):
     """Callbacks run endlessly while the clock stands still."""
 
 
-class VirtualLoop(asyncio.SelectorEventLoop):
+class VirtualLoop(SocketsLoop):
     """An event loop in virtual time; ``run`` creates one, uses it and cleans up.
 
     Args:

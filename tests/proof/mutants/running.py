@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.proof.mutants.generate import Mutant
-from tests.proof.mutations import ROOT, _write
+from tests.proof.mutations import ROOT, write_source
 
 __all__ = ["Reach", "reach_of", "verdict_of", "warm_up"]
 
@@ -150,11 +150,11 @@ def verdict_of(mutant: Mutant, reach: Reach, place: Path) -> str:
     limit = GRACE + 5 * sum(reach.seconds[test] for test in tests)
     path = place / "rendezvous_async" / mutant.file
     sound = path.read_text()
-    _write(path, mutant.source)
+    write_source(path, mutant.source)
     try:
         status = _forked(place, lambda: _run(tests), limit)
     finally:
-        _write(path, sound)
+        write_source(path, sound)
     if status in (pytest.ExitCode.NO_TESTS_COLLECTED, BROKEN):
         raise RuntimeError(f"pytest could not run {tests[0]} and others on {mutant}")
     return "late" if status is None else "survived" if status == 0 else "killed"

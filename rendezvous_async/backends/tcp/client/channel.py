@@ -17,7 +17,6 @@ import asyncio
 import itertools
 import logging
 import random
-import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -29,6 +28,7 @@ from rendezvous_async.aio.deadline import Deadline
 from rendezvous_async.backends.driver import Sink, closed_error
 from rendezvous_async.backends.outage import Outage
 from rendezvous_async.backends.session import Session
+from rendezvous_async.backends.system import system
 from rendezvous_async.backends.tcp import versions, wire
 from rendezvous_async.backends.tcp.auth import Secret, new_nonce
 from rendezvous_async.backends.tcp.client.calls import CommitNumbers, PendingCall
@@ -76,19 +76,19 @@ class Channel:
         self.commits = CommitNumbers()
         self.next_id = itertools.count(1).__next__
         self._secret = secret
-        self._backoff = Backoff(rng or random.Random(secrets.randbits(64)))
+        self._backoff = Backoff(rng or random.Random(system().random_bytes(8)))
         self._prepare = prepare
         self.outage = outage or Outage("a client", f"tcp://{dialer}")
         self._silence = Silence(stall_timeout)
         self._loop = asyncio.get_running_loop()
-        self._client = secrets.token_hex(8)
+        self._client = system().random_bytes(8).hex()
         self._revision = 0
         self._calls: dict[int, PendingCall] = {}
         # The channel's own requests, on this connection only: when each was sent, and what takes the answer.
         self._errands: dict[int, tuple[float, Callable[[wire.Answer], None]]] = {}
         self._sessions: dict[str, Session] = {}
         self._followers = Followers()
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], None] = {}
         self._alarm = Alarm(self._look)
         self._task: asyncio.Task[None] | None = None
 
@@ -110,11 +110,11 @@ class Channel:
         while self.link is None:
             self._check_open()
             waiter: asyncio.Future[None] = self._loop.create_future()
-            self._waiters.add(waiter)
+            self._waiters[waiter] = None
             try:
                 await waiter
             finally:
-                self._waiters.discard(waiter)
+                del self._waiters[waiter]
 
     async def aclose(self) -> None:
         """Close the connection. Calls in flight and watches fail with RendezvousConnectionError."""

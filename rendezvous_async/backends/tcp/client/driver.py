@@ -29,15 +29,16 @@ class TcpDriver(Driver):
     Args:
         channel: The started channel.
         host: The host, if this process may host the server; closed with the driver.
+        max_writes: Upper bound on the writes of one commit.
     """
 
     name = "tcp"
-    max_writes = 16_384
     max_bytes = 8 * 1024 * 1024
 
     keeps_deadlines = True  # one timer for all calls is cheaper than a cancel scope for each
 
-    def __init__(self, channel: Channel, *, host: Host | None = None) -> None:
+    def __init__(self, channel: Channel, *, host: Host | None = None, max_writes: int = 16_384) -> None:
+        self.max_writes = max_writes
         self._channel = channel
         self.host = host
 

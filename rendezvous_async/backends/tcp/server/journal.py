@@ -16,10 +16,11 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Protocol
 
 from rendezvous_async.aio import clock
+from rendezvous_async.backends.system import system
 from rendezvous_async.backends.table.frames import LogRecord
 from rendezvous_async.backends.table.log import Log
 from rendezvous_async.backends.table.table import Snapshot
@@ -56,7 +57,7 @@ class Journal:
         self._log = log
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rendezvous-log")
+        self._thread = system().worker("rendezvous-log")
         self._records: list[LogRecord] = []
         self._waiting: dict[Outlet, None] = {}
         self._held: deque[tuple[Outlet, bytearray]] = deque()

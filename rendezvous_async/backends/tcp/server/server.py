@@ -12,7 +12,6 @@ has its full TTL.
 from __future__ import annotations
 
 import logging
-import secrets
 import socket
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -23,6 +22,7 @@ import anyio
 
 from rendezvous_async.aio import clock
 from rendezvous_async.aio.clock import Alarm
+from rendezvous_async.backends.system import system
 from rendezvous_async.backends.table.frames import Committed, Ended, Forgotten, Started
 from rendezvous_async.backends.table.log import Log
 from rendezvous_async.backends.table.table import CommitId, Table
@@ -84,7 +84,7 @@ class TcpServer:
         disconnect_grace: float = DISCONNECT_GRACE,
         endpoint: str = "",
     ) -> None:
-        self.table = Table(secrets.token_hex(8)) if log is None else log.table
+        self.table = Table(system().random_bytes(8).hex()) if log is None else log.table
         self.counts = Counts()
         self.turns = Turns()
         self.journal = None if log is None else Journal(log, self._fail)
@@ -100,8 +100,8 @@ class TcpServer:
         self.refusals = LimitedLog(logger)
         self.failed = anyio.Event()
         self.failure: Exception | None = None
-        self._connections: set[Connection | Caller] = set()
-        self._turned_away: set[Connection | Caller] = set()
+        self._connections: dict[Connection | Caller, None] = {}
+        self._turned_away: dict[Connection | Caller, None] = {}
         self._clients: dict[str, Connection] = {}
         self._numbers: dict[str, int] = {}
         now = clock.now()
@@ -178,10 +178,10 @@ class TcpServer:
             hint = " (its limit of open files allows no more)" if most < self.limits.connections else ""
             refused = wire.Refused(wire.REFUSED_LIMIT, f"the server has its {most} connections{hint}; try again later")
         else:
-            self._connections.add(peer)
+            self._connections[peer] = None
             return None
         if len(self._turned_away) < TURNED_AWAY_AT_ONCE:
-            self._turned_away.add(peer)
+            self._turned_away[peer] = None
         else:
             self.counts.refused["silently"] += 1
             peer.abort()
@@ -189,8 +189,8 @@ class TcpServer:
 
     def leave(self, peer: Connection | Caller) -> None:
         """Free a peer's place."""
-        self._connections.discard(peer)
-        self._turned_away.discard(peer)
+        self._connections.pop(peer, None)
+        self._turned_away.pop(peer, None)
 
     def welcome(self, connection: Connection, hello: wire.Hello) -> bool:
         """Make this the connection of its client; False if the client has a newer one.
@@ -222,7 +222,7 @@ class TcpServer:
             self.fanout.remove(watcher.names, watcher)
         connection.watchers.clear()
         now = clock.now()
-        sessions, connection.sessions = connection.sessions, set()
+        sessions, connection.sessions = sorted(connection.sessions), set()
         self.turns.for_each(sessions, partial(self._disown, connection, now + self.disconnect_grace))
         client = connection.client
         if client is not None and self._clients.get(client) is connection:
@@ -328,7 +328,7 @@ class TcpServer:
 
     def end_sessions_of(self, connection: Connection) -> None:
         """End all sessions of a connection."""
-        sessions, connection.sessions = connection.sessions, set()
+        sessions, connection.sessions = sorted(connection.sessions), set()
         self.turns.for_each(sessions, self._end_and_settle)
 
     def _end_and_settle(self, session: str) -> None:

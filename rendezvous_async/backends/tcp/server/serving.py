@@ -13,6 +13,7 @@ import anyio
 
 from rendezvous_async.aio import clock
 from rendezvous_async.backends.options import parse_option
+from rendezvous_async.backends.system import System, system
 from rendezvous_async.backends.table.log import Log
 from rendezvous_async.backends.tcp.addresses import Address, listen_on, resolve
 from rendezvous_async.backends.tcp.auth import Secret
@@ -152,6 +153,7 @@ async def start_on(
         log = None if data_dir is None else await _open_log_aside(os.path.join(data_dir, LOG_NAME))
         endpoint = f"tcp://{format_address(name_for_others(host), sockets[0].getsockname()[1])}"
         server = TcpServer(log=log, secret=secret, limits=limits, disconnect_grace=disconnect_grace, endpoint=endpoint)
+        system().serves(server.table)
         await server.start(sockets, tls)
     except BaseException:
         if server is not None:
@@ -165,7 +167,7 @@ async def start_on(
 
 async def _open_log_aside(path: str) -> Log:
     """Open a log on a thread; every session gets its full TTL from the moment that the log is open."""
-    opening = asyncio.get_running_loop().run_in_executor(None, _open_log, path, clock.now())
+    opening = asyncio.get_running_loop().run_in_executor(None, _open_log, path, clock.now(), system())
     try:
         log = await asyncio.shield(opening)
     except asyncio.CancelledError:
@@ -184,7 +186,7 @@ def _close_log(opening: asyncio.Future[Log]) -> None:
         opening.result().close()
 
 
-def _open_log(path: str, now: float) -> Log:
+def _open_log(path: str, now: float, where: System) -> Log:
     """Open a log for a server; runs on a thread.
 
     The log is rewritten. The last server may have stopped because a sync failed: then some of what the kernel returns
@@ -193,10 +195,11 @@ def _open_log(path: str, now: float) -> Log:
     # Imported late: a server without a log does not need the file backend.
     from rendezvous_async.backends.file.directory import Directory
 
-    where = os.path.realpath(os.path.dirname(path))
-    directory = Directory.open(where, advice="use a directory of your own, for example a new one inside it")
+    files, epoch = where.files, where.random_bytes(8).hex()
+    advice = "use a directory of your own, for example a new one inside it"
+    directory = Directory.open(os.path.realpath(os.path.dirname(path)), advice=advice, files=files)
     try:
-        log = Log.open(path, directory=directory.fd, exclusive=True, now=now)
+        log = Log.open(path, directory=directory.fd, epoch=epoch, exclusive=True, now=now, files=files)
     finally:
         directory.close()
     try:
