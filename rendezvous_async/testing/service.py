@@ -21,7 +21,7 @@ from rendezvous_async.backends.tcp import Limits, serve
 from rendezvous_async.backends.values import Listing
 from rendezvous_async.errors import RendezvousConnectionError
 from rendezvous_async.settings import DEFAULT_PORTS
-from rendezvous_async.testing.commits import Commits
+from rendezvous_async.testing.commits import CommitFeed
 from rendezvous_async.testing.disk import Disk
 from rendezvous_async.testing.faults import Faults
 from rendezvous_async.testing.machine import Process
@@ -67,7 +67,7 @@ class TcpNetwork:
         self._limits = Limits(writes=max_writes)
         self._kind = server
         self._on_loss = on_loss
-        self._commits = Commits(f"{DEFAULT_NAMESPACE}/{RUN}/", take)
+        self._commits = CommitFeed(f"{DEFAULT_NAMESPACE}/{RUN}/", take)
         self._calls = self._servers = 0
         self.host: Process | None = None
         self._head = self.wire.machine(HEAD)
