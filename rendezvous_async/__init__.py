@@ -14,7 +14,7 @@ The rooms, from the inside out; imports go only this way (``docs/design.md`` say
 * ``errors``, ``settings``, ``texts``: what can go wrong, what can be set, how text from others is shown
 * ``core``: what to do, as values and pure functions: records, rules of a round, the coordinator, an arrival
 * ``aio``: how to wait: the clocks, a deadline, a notice, a latch
-* ``backends``: where state lives: ``Backend``, which users hold, over a ``Driver`` (memory, tcp, etcd, file)
+* ``backends``: where state lives: ``Backend``, which users hold, over a ``Driver`` (memory, tcp, etcd, file, one value)
 * ``admin``: what anybody can do to a run: status, close, evict
 * ``node``: a node's life: connect, join, keep alive, coordinate, leave
 * ``sync``, ``launch``, ``page``: the classic's blocking interface and torchrun; the launcher; the status page
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from rendezvous_async.backends.tcp import serve
     from rendezvous_async.core.diagnosis import Status
     from rendezvous_async.core.rules import Change
+    from rendezvous_async.core.spec import Spec
     from rendezvous_async.core.state import Member
     from rendezvous_async.errors import (
         RendezvousClosedError,
@@ -103,6 +104,7 @@ __all__ = [
     "Session",
     "Settings",
     "Sink",
+    "Spec",
     "Status",
     "Store",
     "Subscription",
@@ -119,7 +121,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = (
-    *("errors", "settings", "aio.deadline", "core.state", "core.rules", "core.diagnosis"),
+    *("errors", "settings", "aio.deadline", "core.state", "core.rules", "core.spec", "core.diagnosis"),
     *("backends.base", "backends", "node.events", "node.store", "node.world", "node.rendezvous", "node.connect"),
     "backends.tcp",
 )

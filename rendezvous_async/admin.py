@@ -1,8 +1,8 @@
-"""What anybody with access to the backend can do to a run, member or not: look, close, evict, purge."""
+"""What anybody with access to the backend can do to a run, member or not: look, scale, close, evict, purge."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import msgspec
@@ -11,6 +11,7 @@ from rendezvous_async.backends.base import Backend, Condition, Delete, Entry, Pu
 from rendezvous_async.core.codec import decode, encode
 from rendezvous_async.core.diagnosis import Status, diagnose
 from rendezvous_async.core.features import check_features
+from rendezvous_async.core.spec import Spec, let_in, rescaled, spec_of
 from rendezvous_async.core.state import (
     COORDINATOR,
     NODES,
@@ -24,10 +25,19 @@ from rendezvous_async.core.state import (
     node_key,
     node_of,
 )
-from rendezvous_async.errors import RendezvousStateError, RendezvousVersionError
+from rendezvous_async.errors import RendezvousClosedError, RendezvousStateError, RendezvousVersionError
 from rendezvous_async.settings import Settings
 
-__all__ = ["close_run", "evict_node", "purge_run", "read_head", "read_status", "status_of"]
+__all__ = [
+    "close_run",
+    "evict_node",
+    "let_newcomers_in",
+    "purge_run",
+    "read_head",
+    "read_status",
+    "scale_run",
+    "status_of",
+]
 
 R = TypeVar("R", Node, Post, Seat)
 
@@ -78,17 +88,17 @@ async def close_run(backend: Backend, reason: str, by: str, settings: Settings |
     """Close the run for everyone, finally. Retries until it is closed, and returns who closed it and why.
 
     Args:
-        backend: The run's.
+        backend: The run's backend.
         reason: Shown to the others.
-        by: Who closes it.
-        settings: For the head that is created if the run has none yet.
+        by: The node or person that closes it.
+        settings: The settings of the head that is created if the run has none yet.
 
     Raises:
-        ValueError: The reason is no text, or too long for a record; nothing was written.
+        ValueError: The reason is not a string, or too long for a record; nothing was written.
         RendezvousVersionError: The run is of a newer version, which alone may write its head; nothing was written.
     """
     if not isinstance(reason, str):
-        raise ValueError(f"reason must be a text, not {reason!r}")
+        raise ValueError(f"reason must be a string, not {reason!r}")
     closed = Closed(reason, by)
     entry = await backend.get(STATE)
     while True:
@@ -110,8 +120,60 @@ async def close_run(backend: Backend, reason: str, by: str, settings: Settings |
         entry = commit.entry(STATE)
 
 
+async def scale_run(
+    backend: Backend, nodes: int | str | tuple[int, int] | list[int] | None = None, target: int | None = None
+) -> Spec:
+    """Change the sizes that worlds of the run may have, or the target, while it runs; return what holds then.
+
+    Nodes that were started with the old sizes still match. A world that is too large now re-forms, and its last ranks
+    become spares; one that is too small is kept until a larger one can form.
+
+    Args:
+        backend: The run's backend.
+        nodes: The sizes, as ``connect`` takes them; None keeps them. New sizes drop the old target.
+        target: The size that no world exceeds; a world of this size forms at once. 0 removes the target.
+
+    Raises:
+        ValueError: Neither is given, or no world can have these sizes or that target; nothing was written.
+        RendezvousClosedError: The run is closed.
+        RendezvousStateError: There is no such run.
+        RendezvousVersionError: The run is of a newer version, which alone may write its head.
+    """
+    return spec_of(await _rewrite_head(backend, lambda head: rescaled(head, nodes, target)))
+
+
+async def let_newcomers_in(backend: Backend) -> None:
+    """Let in the newcomers that are held back, see ``Timeouts.grow``; do nothing if there are none.
+
+    Raises:
+        RendezvousClosedError: The run is closed.
+        RendezvousStateError: There is no such run.
+        RendezvousVersionError: The run is of a newer version, which alone may write its head.
+    """
+    await _rewrite_head(backend, let_in)
+
+
+async def _rewrite_head(backend: Backend, change: Callable[[Head], Head]) -> Head:
+    """Change the head of an open run, and return the new one; retry as long as others are faster."""
+    entry = await backend.get(STATE)
+    while True:
+        head = read_head(entry)
+        if entry is None or head is None:
+            raise RendezvousStateError(f"there is no run {backend.run_id!r} here: nobody has joined it yet")
+        if head.closed is not None:
+            raise RendezvousClosedError(head.closed.reason, head.closed.by, run_id=backend.run_id)
+        check_features(head, backend.run_id)
+        changed = change(head)
+        if changed == head:
+            return head
+        commit = await backend.commit(Put(STATE, encode(changed)), when=[Condition(STATE, entry.token)])
+        if commit.won:
+            return changed
+        entry = commit.entry(STATE)
+
+
 async def evict_node(backend: Backend, node: str) -> bool:
-    """Throw a node out by ending the session that its record names; False if there is no such node."""
+    """Remove a node by ending the session that its record names; False if there is no such node."""
     entry = await backend.get(node_key(node))
     if entry is None:
         return False

@@ -13,12 +13,21 @@ from urllib.parse import parse_qsl, quote, unquote
 
 import msgspec
 
-from rendezvous_async.sizes import MAX_NODES
+from rendezvous_async.sizes import MAX_NODES, Sizes, check_domains, parse_sizes
 
-__all__ = ["DEFAULT_PORTS", "Endpoint", "Settings", "Timeouts", "parse_endpoint", "parse_nodes", "settings_of"]
+__all__ = [
+    "DEFAULT_PORTS",
+    "Endpoint",
+    "Settings",
+    "Timeouts",
+    "parse_endpoint",
+    "settings_for",
+    "settings_of",
+]
 
 DEFAULT_PORTS = {"tcp": 29400, "etcd": 2379, "etcds": 2379}
 MAX_ID_LENGTH = 256
+MAX_LABEL = 256
 MAX_ENCODED_ID_LENGTH = 1000
 """Percent-encoded, an id must fit into a backend's key."""
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
@@ -42,24 +51,39 @@ def check_seconds(name: str, value: object) -> float:
     return seconds
 
 
+def check_grow(name: str, value: object) -> float:
+    """Return ``value`` as a number of seconds that may also be 0 or without end."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and value in (0, math.inf):
+        return float(value)
+    try:
+        return check_seconds(name, value)
+    except ValueError as error:
+        raise ValueError(f"{error}; 0 lets newcomers in at once, inf only by hand") from None
+
+
 def parse_seconds(name: str, value: object) -> float:
     """Return the same of an option, which may be the text of a query."""
+    return check_seconds(name, as_number(value))
+
+
+def as_number(value: object) -> object:
+    """Return the number that a text is; any other value as it is."""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
-            value = float(value)
-    return check_seconds(name, value)
+            return float(value)
+    return value
 
 
 def check_id(name: str, value: object) -> str:
-    """Return ``value`` as a run or node id: a short text that is not empty."""
+    """Return ``value`` as a run or node id: a short, non-empty string."""
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{name} must be a text that is not empty, not {value!r}")
+        raise ValueError(f"{name} must be a non-empty string, not {value!r}")
     if len(value) > MAX_ID_LENGTH:
         raise ValueError(f"{name} must have at most {MAX_ID_LENGTH} characters, not {len(value)}: {value[:32]!r}...")
     try:
         length = len(encode_segment(value))
     except UnicodeEncodeError:
-        raise ValueError(f"{name} must be a text that can be written as UTF-8, not {value!r}") from None
+        raise ValueError(f"{name} must be a string that UTF-8 can encode, not {value!r}") from None
     if length > MAX_ENCODED_ID_LENGTH:
         raise ValueError(
             f"{name} must have at most {MAX_ENCODED_ID_LENGTH} characters in a URL, not {length}: {value!r}"
@@ -89,6 +113,8 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
         regroup: The same when a member of the last round is among them; None means ``min(last_call, 3)``.
         close: For leaving and closing cleanly; to leave takes 2 s at most.
         heartbeat: For one keep-alive to be answered.
+        grow: For more newcomers, before those who are here make the world larger: so that ten arrivals are one change.
+            ``math.inf`` lets them in only by ``Rendezvous.grow()``, or once no larger world can come.
     """
 
     join: float = 600.0
@@ -96,11 +122,14 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     regroup: float | None = None
     close: float = 30.0
     heartbeat: float = 5.0
+    grow: float = 0.0
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if not (name == "regroup" and value is None):
+            if name == "grow":
+                check_grow("timeouts.grow", value)
+            elif not (name == "regroup" and value is None):
                 check_seconds(f"timeouts.{name}", value)
 
     @property
@@ -110,19 +139,42 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What all nodes of a run must agree on; it lives in the run's state."""
+    """What all nodes of a run must agree on; it lives in the run's state.
+
+    Attributes:
+        min_nodes: The smallest size of a world.
+        max_nodes: The largest.
+        ranks: The rank policy.
+        last_call: Seconds to wait for late comers.
+        regroup: The same when a member of the last round is here.
+        step: From each allowed size to the next; 0 for a list.
+        listed: All allowed sizes, if they are not a progression.
+        domain: The label whose values are domains; empty: there are none.
+        per_domain: A world has a multiple of this number of nodes from each domain.
+        grow: Seconds for which newcomers are held back.
+    """
 
     min_nodes: int
     max_nodes: int
     ranks: str = "sticky"
     last_call: float = 30.0
     regroup: float = 3.0
+    step: int = 1
+    listed: tuple[int, ...] = ()
+    domain: str = ""
+    per_domain: int = 1
+    grow: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes <= MAX_NODES:
             raise ValueError(
                 f"nodes must satisfy 1 <= min <= max <= {MAX_NODES}, not {self.min_nodes}:{self.max_nodes}"
             )
+        if not self.is_plain:
+            check_domains(self.sizes, self.domain, self.per_domain)
+            if len(self.domain) > MAX_LABEL:
+                raise ValueError(f"domain must have at most {MAX_LABEL} characters, not {len(self.domain)}")
+            check_grow("grow", self.grow)
         ranks = str(self.ranks)
         if ranks not in ("sticky", "sorted") and not (ranks.startswith("label:") and ranks != "label:"):
             raise ValueError(f"ranks must be 'sticky', 'sorted' or 'label:<name>', not {self.ranks!r}")
@@ -132,8 +184,22 @@ class Settings(msgspec.Struct, frozen=True):
     @property
     def fingerprint(self) -> str:
         """A short text that names these settings in full; every node's record carries it. See ``settings_of``."""
-        times = f"last_call={_exactly(self.last_call)} regroup={_exactly(self.regroup)}"
-        return f"{self.min_nodes}:{self.max_nodes} {self.ranks} {times}"
+        text = f"{self.ranks} last_call={_exactly(self.last_call)} regroup={_exactly(self.regroup)}"
+        if self.is_plain:
+            return f"{self.min_nodes}:{self.max_nodes} {text}"
+        grow = f" grow={_exactly(self.grow)}" if self.grow else ""
+        domain = f" domain={self.per_domain}:{encode_segment(self.domain)}" if self.domain else ""
+        return f"{self.sizes} {text}{grow}{domain}"
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes that a world may have."""
+        return Sizes(self.min_nodes, self.max_nodes, self.step, self.listed)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether any size from min to max will do, of any nodes, at once: all that version 0.1 knows."""
+        return self.step == 1 and not self.listed and not self.domain and self.per_domain == 1 and not self.grow
 
     @property
     def label(self) -> str | None:
@@ -141,7 +207,10 @@ class Settings(msgspec.Struct, frozen=True):
         return self.ranks.removeprefix("label:") if self.ranks.startswith("label:") else None
 
 
-_FINGERPRINT = re.compile(r"(\d{1,9}):(\d{1,9}) (.*) last_call=(\S{1,40}) regroup=(\S{1,40})", re.ASCII | re.DOTALL)
+_FINGERPRINT = re.compile(
+    r"([\d:,]+) (.*) last_call=(\S{1,40}) regroup=(\S{1,40})(?: grow=(\S{1,40}))?(?: domain=(\d{1,9}):(\S+))?",
+    re.ASCII | re.DOTALL,
+)
 
 
 def settings_of(fingerprint: str) -> Settings | None:
@@ -149,40 +218,39 @@ def settings_of(fingerprint: str) -> Settings | None:
     found = _FINGERPRINT.fullmatch(fingerprint)
     if found is None:
         return None
-    low, high, ranks, last_call, regroup = found.groups()
+    nodes, ranks, last_call, regroup, grow, per_domain, domain = found.groups()
     try:
-        settings = Settings(int(low), int(high), ranks, float(last_call), float(regroup))
+        settings = settings_for(
+            parse_sizes(nodes),
+            ranks,
+            float(last_call),
+            float(regroup),
+            decode_segment(domain or ""),
+            int(per_domain or 1),
+            float(grow or 0.0),
+        )
     except ValueError:
         return None
     return settings if settings.fingerprint == fingerprint else None
 
 
+def settings_for(
+    sizes: Sizes,
+    ranks: str = "sticky",
+    last_call: float = 30.0,
+    regroup: float = 3.0,
+    domain: str = "",
+    per_domain: int = 1,
+    grow: float = 0.0,
+) -> Settings:
+    """Return the settings of a run whose worlds have these sizes."""
+    low, high, step, listed = msgspec.structs.astuple(sizes)
+    return Settings(low, high, ranks, last_call, regroup, step, listed, domain, per_domain, grow)
+
+
 def _exactly(seconds: float) -> str:
     """Return a number as a text that stands for no other: ``30``, ``0.5``."""
     return repr(float(seconds)).removesuffix(".0")
-
-
-def parse_nodes(nodes: int | str | tuple[int, int]) -> tuple[int, int]:
-    """Return ``(min, max)`` for ``4``, ``"4"``, ``"2:4"`` or ``(2, 4)``."""
-    wrong = f'nodes must be a count, "min:max" or a tuple (min, max) with 1 <= min <= max, not {nodes!r}'
-    low: object
-    high: object
-    match nodes:
-        case str():
-            left, colon, right = nodes.partition(":")
-            low, high = _parse_number(left), _parse_number(right if colon else left)
-        case (low, high):
-            pass
-        case _:
-            low = high = nodes
-    for count in (low, high):
-        if isinstance(count, bool) or not isinstance(count, int):
-            raise ValueError(wrong)
-    assert isinstance(low, int)
-    assert isinstance(high, int)
-    if not 1 <= low <= high <= MAX_NODES:
-        raise ValueError(wrong)
-    return low, high
 
 
 class Endpoint(msgspec.Struct, frozen=True):

@@ -6,13 +6,14 @@ in ``core/shape.py``.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
 
-__all__ = ["MAX_NODES", "MAX_SIZES", "Sizes", "parse_sizes"]
+__all__ = ["MAX_NODES", "MAX_SIZES", "Sizes", "check_domains", "parse_sizes"]
 
 MAX_NODES = 1_000_000
 MAX_SIZES = 256
@@ -63,6 +64,32 @@ class Sizes(msgspec.Struct, frozen=True):
     def allowed(self) -> Sequence[int]:
         """Every size, in increasing order."""
         return self.listed or range(self.smallest, self.largest + 1, self.step)
+
+    def multiples_of(self, unit: int) -> Sequence[int]:
+        """Return every size that is a multiple of ``unit``, in increasing order."""
+        if unit == 1:
+            return self.allowed
+        if self.listed:
+            return [size for size in self.listed if size % unit == 0]
+        step = math.lcm(self.step, unit)
+        first = next((size for size in self.allowed[: step // self.step] if size % unit == 0), None)
+        return () if first is None else range(first, self.largest + 1, step)
+
+
+def check_domains(sizes: Sizes, domain: str, per_domain: int) -> None:
+    """Raise ValueError if no world of these sizes can be made of whole domains.
+
+    Args:
+        sizes: The sizes that are allowed.
+        domain: The label whose values are domains; empty: there are none.
+        per_domain: A world has a multiple of this number of nodes from each domain.
+    """
+    if not 1 <= per_domain <= MAX_NODES:
+        raise ValueError(f"per_domain must be from 1 to {MAX_NODES}, not {per_domain}")
+    if per_domain > 1 and not domain:
+        raise ValueError(f"per_domain={per_domain} needs a domain: the label that says which node is where")
+    if not sizes.multiples_of(per_domain):
+        raise ValueError(f"none of the sizes {sizes} is a multiple of per_domain={per_domain}")
 
 
 def parse_sizes(nodes: int | str | tuple[int, int] | list[int]) -> Sizes:

@@ -12,7 +12,11 @@ from datetime import timedelta
 from threading import Event, Thread
 from typing import TypeVar
 
+import pytest
+
+from rendezvous_async.admin import let_newcomers_in, scale_run
 from rendezvous_async.backends.base import Put
+from rendezvous_async.core.spec import Spec
 from rendezvous_async.core.state import NODES, STATE
 from rendezvous_async.sync import (
     DynamicRendezvousHandler,
@@ -21,8 +25,21 @@ from rendezvous_async.sync import (
     RendezvousTimeout,
 )
 from rendezvous_async.sync.carrier import at_endpoint
+from tests.proof.campaign.namespaces import Link, Links
 
-__all__ = ["PATIENCE", "count_nodes", "damage", "in_thread", "join_all", "make_handler", "serve_apart", "wait_until"]
+__all__ = [
+    "PATIENCE",
+    "count_nodes",
+    "damage",
+    "in_thread",
+    "join_all",
+    "let_in",
+    "linked",
+    "make_handler",
+    "scale",
+    "serve_apart",
+    "wait_until",
+]
 
 PATIENCE = float(os.environ.get("RENDEZVOUS_TEST_PATIENCE", "60"))
 """Seconds after which a test gives up; ``tests.proof.mutations`` has less."""
@@ -55,6 +72,18 @@ def make_handler(
     seconds = [timedelta(seconds=value) for value in (join, last_call, 10, 5)]
     settings = RendezvousSettings(run_id, *nodes, RendezvousTimeout(*seconds))
     return DynamicRendezvousHandler(name, at_endpoint(endpoint), settings, local_addr="127.0.0.1")
+
+
+def linked(number: int) -> Iterator[Link]:
+    """Yield a link to another machine, as far as the network goes; for fixtures, whose numbers must differ."""
+    links = Links(number)
+    links.make(1)
+    if links.why_not:
+        pytest.skip(links.why_not)
+    try:
+        yield links.links[0]
+    finally:
+        links.remove()
 
 
 def in_thread(function: Callable[..., T], *args: object) -> Future[T]:
@@ -99,6 +128,20 @@ def damage(handler: DynamicRendezvousHandler) -> None:
     lease, place = handler._open()
     _, backend = lease.call(place._open)
     lease.call(backend.commit, Put(STATE, b"not what we wrote"))
+
+
+def scale(handler: DynamicRendezvousHandler, nodes: str | None = None, target: int | None = None) -> Spec:
+    """Scale the handler's run."""
+    lease, place = handler._open()
+    _, backend = lease.call(place._open)
+    return lease.call(scale_run, backend, nodes, target)
+
+
+def let_in(handler: DynamicRendezvousHandler) -> None:
+    """Let newcomers in who are held back."""
+    lease, place = handler._open()
+    _, backend = lease.call(place._open)
+    lease.call(let_newcomers_in, backend)
 
 
 @contextmanager

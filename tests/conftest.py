@@ -12,6 +12,7 @@ import os
 import signal
 import warnings
 from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ if ON_UVLOOP:
 
 TESTS = Path(__file__).parent
 INTEGRATION = (
-    "testing/campaign/test_campaign.py",
+    "proof/test_campaign.py",
     "torchrun",
     "hostile/test_hogs.py",
     "proof/test_cycles.py",
@@ -56,8 +57,10 @@ INTEGRATION = (
     "backends/tcp/test_linearizable.py",
     "backends/tcp/test_durability.py",
     "backends/file/test_conformance.py",
-    "testing/campaign/test_stages.py",
+    "proof/test_campaign_stages.py",
     "proof/test_sagas.py",
+    "proof/test_mutants.py",
+    "testing/test_public_arguments.py",
     "test_surroundings.py",
     "test_sniffed.py",
     "backends/tcp/test_stalls.py",
@@ -74,6 +77,10 @@ INTEGRATION = (
     "cli/test_doctor_and_bench.py",
     "cli/test_serve.py",
     "page/test_status_page.py",
+    "page/test_drawing.py",
+    "testing/test_picture.py",
+    "testing/test_shrinking.py",
+    "test_pytest_plugin.py",
     "sync/test_backend.py",
     "sync/test_from_backend.py",
     "test_examples.py",
@@ -97,6 +104,12 @@ TOGETHER = "etcd3"
 """The tests with this fixture stay on one worker: it is three processes."""
 
 
+def pytest_configure() -> None:
+    """Refuse names of tests that have moved: they would count as fast, and start last."""
+    if missing := [name for name in (*INTEGRATION, *SURROUNDINGS) if not (TESTS / name).exists()]:
+        raise pytest.UsageError(f"tests/conftest.py names what is not there: {', '.join(missing)}")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Run in parallel where nothing else was asked for."""
@@ -116,23 +129,37 @@ def pytest_xdist_auto_num_workers() -> int:
     return int(chosen) if chosen else min(WORKERS_PER_CORE * len(os.sched_getaffinity(0)), MOST_WORKERS)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import what would be deselected: torch and gRPC take each worker seconds."""
+    chosen = config.option.markexpr
+    left_out = "not integration" in chosen and collection_path.is_file() and is_among(INTEGRATION, collection_path)
+    return True if left_out and not ("surroundings" in chosen and is_among(SURROUNDINGS, collection_path)) else None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
     for item in items:
-        if place_in(INTEGRATION, item) < len(INTEGRATION):
+        if is_among(INTEGRATION, item.path):
             item.add_marker(pytest.mark.integration)
-        if place_in(SURROUNDINGS, item) < len(SURROUNDINGS):
+        if is_among(SURROUNDINGS, item.path):
             item.add_marker(pytest.mark.surroundings)
     yield
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: place_in(INTEGRATION, item))
+        items.sort(key=lambda item: place_in(INTEGRATION, item.path))
         items[:] = dealt(items, config.workerinput["workercount"])
 
 
-def place_in(names: tuple[str, ...], item: pytest.Item) -> int:
-    """Return the place of a test's file, or of a folder that it is in; the number of names if it is in none."""
-    path = item.path.relative_to(TESTS)
-    return next((place for place, name in enumerate(names) if path.is_relative_to(name)), len(names))
+@cache
+def place_in(names: tuple[str, ...], path: Path) -> int:
+    """Return the place of a file, or of a folder that it is in; the number of names if it is in none."""
+    if not path.is_relative_to(TESTS):
+        return len(names)
+    inside = path.relative_to(TESTS)
+    return next((place for place, name in enumerate(names) if inside.is_relative_to(name)), len(names))
+
+
+def is_among(names: tuple[str, ...], path: Path) -> bool:
+    return place_in(names, path) < len(names)
 
 
 def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:

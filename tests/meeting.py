@@ -313,6 +313,6 @@ async def until(holds: Callable[[], bool], within: float = 60.0) -> None:
 
 
 async def turns(count: int) -> None:
-    """Let everything that is ready run, so many times."""
+    """Let everything that is ready run, ``count`` times."""
     for _ in range(count):
         await anyio.lowlevel.checkpoint()

@@ -141,7 +141,7 @@ async def test_a_damaged_run_can_be_closed() -> None:
 @in_virtual_time
 async def test_a_reason_is_a_text(reason: Any) -> None:
     async with Meeting() as meeting:
-        with pytest.raises(ValueError, match=f"reason must be a text, not {reason!r}"):
+        with pytest.raises(ValueError, match=f"reason must be a string, not {reason!r}"):
             await close_run(meeting.backend(), reason, "operator")
         assert await meeting.entry("state") is None
 

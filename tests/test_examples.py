@@ -65,6 +65,17 @@ def test_async_orchestrator() -> None:
     assert output.count("Change.CLOSED at step 100") == 3
 
 
+def test_whole_racks() -> None:
+    r1, r2 = "r1 r1 r1 r1", "r2 r2 r2 r2"
+    fit = "7 here, 4 usable: domain r2 has 3 of 4; 1 more node in domain r2 would make 8"
+    assert run_example("whole_racks.py").splitlines() == [
+        f"round 1: {r1}",
+        fit,
+        f"round 2: {r1} {r2}",
+        f"round 3: {r1}",
+    ]
+
+
 def test_testing_an_orchestrator() -> None:
     assert "every guarantee held" in run_example("test_orchestrator.py")
 
@@ -88,7 +99,7 @@ def test_redis_backend(tmp_path: Path) -> None:
 
 
 def test_launched_worker(tmp_path: Path) -> None:
-    """Two launchers, one with two workers, and a program with no code of ours in it; the first one hosts."""
+    """Two launchers, one with two workers, run a program that does not use this library; the first one hosts."""
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     worker = [sys.executable, str(EXAMPLES / "launched_worker.py"), "3", str(tmp_path / "step")]
     launch = [sys.executable, "-m", "rendezvous_async", "launch", endpoint, "--run-id", "sum", "--nodes", "2"]

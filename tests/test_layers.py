@@ -10,7 +10,9 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import permutations
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -35,7 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__",),
     ("page", "launch", "sync"),
     ("testing",),
-    ("cli",),
+    ("cli", "pytest_plugin"),
     ("__main__",),
 )
 """From the inside out; an entry imports only from layers before its own, or from inside itself.
@@ -43,6 +45,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 ``admin`` comes before ``node``: it needs only a backend and the core, and a node's ``close()`` calls it.
 ``rdzv simulate`` needs testing, so the command comes last.
 """
+
+STRANGERS = (("backends.tcp.client", "backends.tcp.server"),)
+"""Parts that know each other only by what both import."""
+
+LONGEST = 400
+"""Lines of a module; a longer one has a second idea in it."""
 
 OWNERS = {
     "aetcd": ("backends.etcd",),
@@ -126,6 +134,8 @@ def find_violations(root: Path) -> list[str]:
                 assert there is not None
                 if not within(entry[1], there[1]) and there[0] >= entry[0]:
                     found.append(f"{module}:{line}: imports {target}, which is not further inside")
+                elif any(within(module, a) and within(target, b) for pair in STRANGERS for a, b in permutations(pair)):
+                    found.append(f"{module}:{line}: imports {target}, which it must know only by what both import")
             elif top in OWNERS and not any(within(module, owner) for owner in OWNERS[top]):
                 found.append(f"{module}:{line}: imports {top}, which belongs to {', '.join(OWNERS[top])}")
             elif pure and top not in PURE_IMPORTS and not any(within(name, sub) for sub in PURE_SUBMODULES):
@@ -160,6 +170,12 @@ def test_what_exists_is_looked_at() -> None:
     assert sum(1 for name, tree in modules_in(ROOT) for _ in imports_of(tree, name, False)) > 100
 
 
+def test_modules_are_short() -> None:
+    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in ROOT.rglob("*.py")}
+    assert {path: count for path, count in lines.items() if count > LONGEST} == {}
+    assert median(lines.values()) < 180
+
+
 VIOLATIONS = {
     "core imports backends": ("core/rules.py", "from rendezvous_async.backends.base import Token"),
     "backends import core": ("backends/tcp/server.py", "from rendezvous_async.core import state"),
@@ -184,6 +200,14 @@ VIOLATIONS = {
     "rich outside of the cli": ("node/rendezvous.py", "from rich import print"),
     "h11 outside of the page": ("backends/tcp/client.py", "import h11"),
     "prometheus outside of the page": ("backends/tcp/server.py", "from prometheus_client import Counter"),
+    "a client imports the server": (
+        "backends/tcp/client/link.py",
+        "from rendezvous_async.backends.tcp.server.limits import Limits",
+    ),
+    "the server imports a client": (
+        "backends/tcp/server/server.py",
+        "from rendezvous_async.backends.tcp.client import link",
+    ),
     "the launcher imports the cli": ("launch/launcher.py", "from rendezvous_async.cli.terminal import Terminal"),
     "the page imports the cli": ("page/site.py", "from rendezvous_async.cli.exits import Exit"),
     "core imports anyio": ("core/rules.py", "import anyio"),

@@ -25,6 +25,8 @@ FIXED = {
     "RendezvousStateError",
     "RendezvousGracefulExitError",
     "RendezvousSettingsError",
+    "Spec",
+    "Status",
     "Backend",
     "Entry",
     "Listing",
@@ -72,9 +74,9 @@ def test_everything_public_is_documented() -> None:
 @pytest.mark.parametrize(
     ("owner", "names"),
     [
-        (Rendezvous, ["join", "leave", "close", "status", "events"]),
-        (World, ["members", "changed", "until_changed"]),
-        (Store, ["set", "get", "compare_set", "add", "wait", "delete", "num_keys", "barrier"]),
+        (Rendezvous, ["join", "worlds", "leave", "close", "scale", "grow", "status", "events"]),
+        (World, ["members", "gather", "changed", "until_changed"]),
+        (Store, ["set", "get", "compare_set", "add", "wait", "delete", "num_keys", "barrier", "gather"]),
         (rdzv.Backend, ["get", "list", "commit", "watch", "open_session", "aclose", "get_state", "set_state"]),
     ],
     ids=lambda value: value.__name__ if inspect.isclass(value) else "",
@@ -96,6 +98,8 @@ def test_connect_takes_what_the_design_says() -> None:
         "ranks": "sticky",
         "address": None,
         "labels": None,
+        "domain": "",
+        "per_domain": 1,
         "secret": None,
         "tls": None,
         "backend": None,
@@ -104,13 +108,21 @@ def test_connect_takes_what_the_design_says() -> None:
         assert keywords[name] == default
 
 
+def test_scaling_takes_what_the_design_says() -> None:
+    scale = inspect.signature(Rendezvous.scale).parameters
+    assert {name: p.default for name, p in scale.items() if name != "self"} == {"nodes": None, "target": None}
+    assert list(inspect.signature(Rendezvous.grow).parameters) == ["self"]
+    assert list(msgspec.structs.asdict(rdzv.Spec("2:4"))) == ["nodes", "target", "generation"]
+
+
 def test_timeouts_have_the_defaults_of_the_design() -> None:
     defaults = msgspec.structs.asdict(rdzv.Timeouts())
-    assert defaults == {"join": 600, "last_call": 30, "regroup": None, "close": 30, "heartbeat": 5}
+    assert defaults == {"join": 600, "last_call": 30, "regroup": None, "close": 30, "heartbeat": 5, "grow": 0}
 
 
 def test_changes_are_ordered_by_how_final_they_are() -> None:
-    assert list(Change) == [Change.CLOSED, Change.EVICTED, Change.MEMBER_LOST, Change.NODES_WAITING]
+    order = [Change.CLOSED, Change.EVICTED, Change.MEMBER_LOST, Change.RESIZED, Change.NODES_WAITING]
+    assert list(Change) == order
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rendezvous_async.settings import parse_nodes
 from rendezvous_async.sizes import MAX_NODES, MAX_SIZES, Sizes, parse_sizes
 
 sizes = st.integers(1, MAX_NODES)
@@ -52,13 +51,18 @@ def test_all_ways_to_write_them(nodes: Any, text: str, allowed: list[int]) -> No
 
 
 @given(sizes, sizes)
-def test_a_range_is_what_parse_nodes_says(one: int, other: int) -> None:
+def test_a_range_is_every_size_in_it(one: int, other: int) -> None:
     low, high = sorted((one, other))
     for nodes in (f"{low}:{high}", (low, high)):
         found = parse_sizes(nodes)
-        assert (found.smallest, found.largest) == parse_nodes(nodes)
+        assert (found.smallest, found.largest) == (low, high)
         assert str(found) == f"{low}:{high}"
         assert len(found.allowed) == high - low + 1
+
+
+def test_numbers_have_nine_digits_at_most() -> None:
+    assert list(parse_sizes("000000012").allowed) == [12]
+    fails(parse_sizes, "0000000012")
 
 
 @given(st.integers(1, 2000), st.integers(1, 500), st.integers(0, 500))

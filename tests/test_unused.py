@@ -60,6 +60,13 @@ class Names:
                     pass
 
 
+def attributes_read_in(root: Path, wanted: set[str]) -> set[str]:
+    """Return those of some attributes that the modules of a folder read; only modules that name one are parsed."""
+    texts = (path.read_text() for path in root.rglob("*.py"))
+    trees = (ast.parse(text) for text in texts if any(name in text for name in wanted))
+    return wanted & set().union(*(Names(tree).attribute_reads for tree in trees))
+
+
 def find_unused(root: Path, *readers: Path) -> dict[str, str]:
     """Return what is stored and never read: ``module: name``, and where it is."""
     trees = dict(modules_in(root))
@@ -73,7 +80,8 @@ def find_unused(root: Path, *readers: Path) -> dict[str, str]:
                 near[origin] |= modules[module].attribute_reads
                 near[module] |= modules[origin].attribute_reads
     inside = set().union(*(names.attribute_reads for names in modules.values()))
-    public = inside.union(*(Names(tree).attribute_reads for reader in readers for _, tree in modules_in(reader)))
+    undecided = {name for names in modules.values() for name in names.attributes if not is_private(name)} - inside
+    public = inside.union(*(attributes_read_in(reader, undecided) for reader in readers))
     used = inside.union(*(names.name_reads for names in modules.values()))
     unused = {}
     for module, names in modules.items():

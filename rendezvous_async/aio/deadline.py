@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import anyio
 
@@ -12,6 +13,8 @@ from rendezvous_async.aio import clock
 from rendezvous_async.errors import RendezvousConnectionError
 
 __all__ = ["Deadline", "answer_within"]
+
+Why: TypeAlias = Callable[[], str | None]
 
 
 class Deadline(NamedTuple):
@@ -46,7 +49,7 @@ class Deadline(NamedTuple):
         """Return the deadline of one step: at most ``seconds`` from now, and never beyond this one.
 
         Raises:
-            RendezvousConnectionError: This one is over: the step is not to begin any more.
+            RendezvousConnectionError: This one is over, so the step must not begin.
         """
         now = clock.now()
         seconds = min(seconds, self.at - now)
@@ -54,25 +57,35 @@ class Deadline(NamedTuple):
             raise RendezvousConnectionError(f"{what}: there is no time left")
         return Deadline(what, seconds, now + seconds)
 
-    def error(self) -> RendezvousConnectionError:
-        """Return what to raise when no answer came: what was asked for may or may not have happened."""
-        return RendezvousConnectionError(f"{self.what}: the backend did not answer within {self.seconds:g} s")
+    def error(self, why: str | None = None) -> RendezvousConnectionError:
+        """Return the error for no answer in time; what was asked for may or may not have happened.
 
-    def bound(self) -> _Bound:
-        """Return a block for ``with``; when the deadline passes in it, its body is cancelled and ``error()`` raised."""
-        return _Bound(self)
+        Args:
+            why: Why not, if that is known.
+        """
+        text = f"{self.what}: the backend did not answer within {self.seconds:g} s"
+        return RendezvousConnectionError(f"{text}: {why}" if why else text)
+
+    def bound(self, why: Why | None = None) -> _Bound:
+        """Return a block for ``with``; when the deadline passes in it, its body is cancelled and ``error()`` raised.
+
+        Args:
+            why: Returns why there is no answer, if that is known.
+        """
+        return _Bound(self, why)
 
 
-def answer_within(seconds: float, what: str) -> _Bound:
+def answer_within(seconds: float, what: str, why: Why | None = None) -> _Bound:
     """Return a block for ``with`` that may take ``seconds``; see ``Deadline.bound``."""
-    return _Bound(Deadline.after(seconds, what))
+    return _Bound(Deadline.after(seconds, what), why)
 
 
 class _Bound:
-    __slots__ = ("_deadline", "_scope")
+    __slots__ = ("_deadline", "_scope", "_why")
 
-    def __init__(self, deadline: Deadline) -> None:
+    def __init__(self, deadline: Deadline, why: Why | None) -> None:
         self._deadline = deadline
+        self._why = why
 
     def __enter__(self) -> None:
         self._scope = anyio.CancelScope(deadline=self._deadline.at)
@@ -83,5 +96,5 @@ class _Bound:
     ) -> bool | None:
         swallow = self._scope.__exit__(kind, error, traceback)
         if self._scope.cancelled_caught:
-            raise self._deadline.error() from None
+            raise self._deadline.error(None if self._why is None else self._why()) from None
         return swallow

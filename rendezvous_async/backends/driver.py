@@ -94,7 +94,10 @@ class Driver(ABC):
 
     def bounded(self, deadline: Deadline | None) -> AbstractContextManager[None]:
         """Return a context manager that enforces the deadline of one call, unless the driver does."""
-        return _UNBOUNDED if deadline is None or self.keeps_deadlines else deadline.bound()
+        return _UNBOUNDED if deadline is None or self.keeps_deadlines else deadline.bound(self._why)
+
+    def _why(self) -> str | None:
+        return self.trouble
 
     @property
     def trouble(self) -> str | None:

@@ -1,8 +1,8 @@
-"""Who is alive, without comparing clocks: each owner keeps changing something, and others observe the changes.
+"""Liveness without comparing clocks: each owner keeps changing something, and others observe the changes.
 
-An observer looks now and then, and counts by its own monotonic clock for how long it has seen no change. What it sees
-is compared for equality only. A look that comes much later than planned counts as one that came in time: an observer
-that was stopped, or that hung, has not been observing. It reads nothing by itself: it is told how to look.
+An observer looks now and then, and measures by its own monotonic clock for how long it has seen no change. What it sees
+is only compared for equality. A look that comes much later than planned counts as if it had come in time: an observer
+that was stopped, or that hung, has not been observing. It reads nothing itself: its caller says how to look.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Watched(msgspec.Struct):
 
 
 class Observer:
-    """For how long each session has shown no change, by this process's own clock; it has no clock of its own."""
+    """Measures for how long each session has shown no change; the caller passes the time in."""
 
     def __init__(self) -> None:
         self._watched: dict[str, _Watched] = {}
@@ -38,15 +38,15 @@ class Observer:
     def observe(
         self, sessions: Iterable[tuple[str, float]], look: Callable[[str], Look], now: float
     ) -> tuple[dict[str, Look], float]:
-        """Look at those sessions whose turn it is.
+        """Look at the sessions whose turn it is.
 
         Args:
-            sessions: The open ones, each with its TTL.
-            look: How to look at one.
-            now: By this process's monotonic clock.
+            sessions: The open sessions, each with its TTL.
+            look: Looks at a session.
+            now: The time by this process's monotonic clock.
 
         Returns:
-            The sessions that are over, each with the look that says so; and when to observe again.
+            The sessions that are over, each with the look that shows it; and when to observe again.
         """
         over = {}
         again = float("inf")

@@ -46,7 +46,7 @@ def parse_path(name: str, value: object) -> str | os.PathLike[str]:
 def parse_secret(name: str, value: object) -> str | bytes:
     """Parse a secret; errors do not show it."""
     if not isinstance(value, str | bytes):
-        raise ValueError(f"{name} must be a text or bytes, not {type(value).__name__}")
+        raise ValueError(f"{name} must be a string or bytes, not {type(value).__name__}")
     if not value:
         raise ValueError(f"{name} must not be empty")
     return value
@@ -55,7 +55,7 @@ def parse_secret(name: str, value: object) -> str | bytes:
 def parse_text(name: str, value: object) -> str:
     """Parse a text with something other than slashes in it."""
     if not isinstance(value, str) or not value.strip("/"):
-        raise ValueError(f"{name} must be a text that is not empty, not {value!r}")
+        raise ValueError(f"{name} must be a non-empty string, not {value!r}")
     return value
 
 

@@ -16,15 +16,18 @@ from statistics import median
 import anyio
 import anyio.to_thread
 
+from rendezvous_async.admin import read_status
 from rendezvous_async.aio import clock
+from rendezvous_async.aio.deadline import answer_within
 from rendezvous_async.backends.base import Backend, Delete, Put
 from rendezvous_async.cli.endpoints import endpoint_of, open_run
 from rendezvous_async.cli.exits import Failure
 from rendezvous_async.cli.findings import Finding, advice, ms
 from rendezvous_async.cli.reach import examine_host
-from rendezvous_async.errors import RendezvousError
+from rendezvous_async.errors import RendezvousError, RendezvousStateError, RendezvousVersionError
 from rendezvous_async.node.addresses import address_toward, is_only_here
 from rendezvous_async.settings import Endpoint
+from rendezvous_async.texts import counted, printable
 
 __all__ = ["examine"]
 
@@ -57,6 +60,8 @@ async def examine(options: Namespace) -> AsyncGenerator[Finding, None]:
                 yield _secrecy(endpoint)
             async for finding in examine_backend(backend, options.timeout):
                 yield finding
+            if options.run_id is not None:
+                yield await _run(backend, options.timeout)
     except TimeoutError:
         yield Finding("latency", "wrong", "the server answers too slowly", "is the server or the network overloaded?")
     except (RendezvousError, Failure, ImportError) as error:
@@ -107,6 +112,23 @@ async def examine_backend(backend: Backend, timeout: float) -> AsyncIterator[Fin
         "ok",
         f"a write takes {ms(committed - began)}; a watcher receives it {ms(pushed - began)} after it was sent",
     )
+
+
+async def _run(backend: Backend, timeout: float) -> Finding:
+    """Check which of a run's nodes its worlds can use."""
+    try:
+        with answer_within(timeout, f"read the status of run {backend.run_id!r}"):
+            status = await read_status(backend)
+    except RendezvousStateError as error:
+        fix = "" if isinstance(error, RendezvousVersionError) else "rdzv close --purge removes the run"
+        return Finding("run", "wrong", str(error), fix)
+    if status.spec is None or status.fit is None or status.closed is not None:
+        return Finding("run", "ok", status.why()[0])
+    scaled = f" (scaled {counted(status.spec.generation, 'time')})" if status.spec.generation else ""
+    found = f"sizes {status.spec}{scaled}; {status.fit}"
+    if status.unlabelled:
+        return Finding("run", "warning", found, f"start every node with the label {printable(status.fit.shape.domain)}")
+    return Finding("run", "ok" if status.fit.usable else "warning", found)
 
 
 async def _this_host(endpoint: Endpoint, timeout: float) -> Finding:

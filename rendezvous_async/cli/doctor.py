@@ -23,7 +23,10 @@ def configure(parser: Parser) -> None:
     add_connection(parser)
     add_timeout(parser)
     parser.add_argument(
-        "--run-id", type=name, metavar="ID", help="check permissions in this run (default: a temporary run)"
+        "--run-id",
+        type=name,
+        metavar="ID",
+        help="check permissions in this run, and how its nodes fit (default: a temporary run)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -16,11 +16,14 @@ from rendezvous_async.cli.exits import Exit
 from rendezvous_async.cli.terminal import clean
 
 __all__ = [
+    "SIZES",
     "Parser",
     "command_parser",
     "configured",
     "count",
     "did_you_mean",
+    "grow_seconds",
+    "label",
     "main_parser",
     "name",
     "number",
@@ -29,6 +32,8 @@ __all__ = [
     "seconds",
 ]
 
+SIZES = "4, 2:4 (any number from 2 to 4), 4:64:4 (in steps of 4), or 4,8,16 (only these)"
+"""How to write the sizes of a round, for help."""
 _OPTION = re.compile("--?[A-Za-z]")
 
 
@@ -118,6 +123,24 @@ def name(text: str) -> str:
 
     try:
         return check_id("it", text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def label(text: str) -> tuple[str, str]:
+    """Parse NAME=VALUE."""
+    name, _, value = text.partition("=")
+    if not name or not value:
+        raise ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def grow_seconds(text: str) -> float:
+    """Parse how long to hold newcomers back: 0 or more seconds, or inf."""
+    from rendezvous_async.settings import as_number, check_grow
+
+    try:
+        return check_grow("it", as_number(text))
     except ValueError as error:
         raise ArgumentTypeError(str(error)) from None
 

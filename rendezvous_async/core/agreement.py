@@ -28,7 +28,7 @@ def is_abandoned(tally: Tally) -> bool:
 
 
 def is_settled(tally: Tally) -> bool:
-    """Return whether the head's settings hold for all newcomers: a node here has been in a round of this run."""
+    """Return whether the head's settings bind newcomers too: some node here has been in a round of this run."""
     return bool(tally.holding) or tally.has_survivor
 
 
@@ -37,7 +37,7 @@ def prevailing(tally: Tally) -> str:
 
     Settings that cannot be read, since a newer version wrote them, never win.
     """
-    ours = tally.head.settings.fingerprint
+    ours = tally.head.fingerprint
     if not tally.rivals or is_settled(tally):
         return ours
     readable = [rival for rival in tally.rivals if settings_of(rival) is not None]

@@ -1,7 +1,7 @@
 """How a node arrives: the transaction that puts its record, and what it means when that record is no longer its own.
 
 An arrival is done when the node's record stands under its session, in a run that is open and has its settings.
-``next_step`` says what is still to be done for that, ``ousting`` why a node is out that was in. No I/O here:
+``next_step`` says what is left to do for that; ``ousting`` says why a node that was in is out. No I/O here:
 ``node.membership`` sends the transactions and reads the others.
 """
 
@@ -46,11 +46,11 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
     """What a node knows of its own part in a run.
 
     Attributes:
-        run_id: Of the run.
+        run_id: The run.
         node: Its id.
-        settings: What it wants the run to be.
-        record: One that it has put; those of other nodes with the same id are of another life.
-        session: The one that it has now.
+        settings: The settings that it wants for the run.
+        record: A record that it has put. Another process with the same id puts records of another life.
+        session: Its present session.
         founds: Whether to found a run that is not there, and to take its post.
         was_here: Whether it had a record in this or an earlier session. If another node has its id now, that one came
             later, and the newest counts: this one must not fight back.
@@ -72,8 +72,8 @@ class Standing(msgspec.Struct, frozen=True):
 
     Attributes:
         record: None if it cannot be read.
-        stamp: Of the entry.
-        session: That it is bound to.
+        stamp: The stamp of the entry.
+        session: The session that the entry is bound to.
     """
 
     record: Node | None
@@ -103,7 +103,7 @@ def next_step(
 
     Args:
         presence: What it knows of itself.
-        record: What it arrives with.
+        record: The record that it arrives with.
         seen: What it sees of the run.
         standing: What stands at its key.
         others: The other nodes, if they were just read.
@@ -126,7 +126,7 @@ def next_step(
         return Wait() if stands and not presence.founds else arrival(presence, record, seen, standing)
     if head.closed is not None:
         raise RendezvousClosedError(head.closed.reason, head.closed.by, run_id=run_id)
-    if head.settings == presence.settings:
+    if head.accepts(presence.settings):
         return Here(head.round) if stands else arrival(presence, record, seen, standing)
     if others is None or others.head != head:
         return ReadOthers()
@@ -135,7 +135,9 @@ def next_step(
     if not is_patient or is_settled(others):
         count = others.live_members + len(others.newcomers)
         raise RendezvousSettingsError(
-            f"run {run_id!r} has the settings {head.settings.fingerprint!r}, like {counted(count, 'other node')} here, "
+            f"run {run_id!r} has the settings {head.fingerprint!r}"
+            f"{' (it was scaled since, but nodes still start with these)' if head.generation else ''}"
+            f", like {counted(count, 'other node')} here, "
             f"but node {presence.node} has {presence.settings.fingerprint!r}: use the same nodes, ranks and timeouts "
             "on all nodes, or another run id"
         )
@@ -163,13 +165,13 @@ def arrival(
     writes = [Save(key, encode(record), leased=True)]
     when: dict[str, Stamp | None] = {key: None if standing is None else standing.stamp}
     if head is None and presence.founds:
-        head = Head(settings=settings)
+        head = Head(settings=settings).requiring_its_features()
     elif head is not None and replaces:
         head = head.under(settings)
     if head is not None and head is not seen.head:
         writes.append(Save(STATE, encode(head)))
         when[STATE] = seen.state
-    if presence.founds and head is not None and head.settings == settings and seen.post is None:
+    if presence.founds and head is not None and head.accepts(settings) and seen.post is None:
         writes.append(claim(presence.node))
         when[COORDINATOR] = None
     return Transaction("arrive", tuple(writes), when)

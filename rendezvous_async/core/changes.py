@@ -18,6 +18,8 @@ def changes(before: Status | None, now: Status) -> list[str]:
     found = []
     if now.closed is not None and before.closed is None:
         found.append(f"closed by {now.closed.in_words}")
+    if now.spec is not None and before.spec is not None and now.spec.generation != before.spec.generation:
+        found.append(f"scaled from {before.spec} to {now.spec}")
     if now.round != before.round:
         members = sum(present.rank is not None for present in now.here) + len(now.absent)
         found.append(f"round {now.round} has formed with {counted(members, 'member')}")
@@ -31,6 +33,8 @@ def changes(before: Status | None, now: Status) -> list[str]:
         for node, present in here.items():
             if node in was and was[node].role is not present.role:
                 found.append(f"{printable(node)} is {present.role} now; it was {was[node].role}")
+    if now.held_back and now.held_back != before.held_back:
+        found.append(f"{counted(now.held_back, 'newcomer')} held back")
     if now.coordinator != before.coordinator and now.coordinator is not None:
         found.append(f"{printable(now.coordinator)} coordinates")
     return found

@@ -64,7 +64,7 @@ def _place(kind: type, key: str) -> str:
 
 
 def _refusal(kind: type, data: bytes | None, place: str) -> RendezvousStateError:
-    """Say what is wrong with data that is no record of this kind at first sight."""
+    """Say what is wrong with data that does not begin as a record of this kind does."""
     if data is None or len(data) < 2:
         return RendezvousStateError(f"{place} is cut short: {data!r}")
     if len(data) > MAX_RECORD:

@@ -6,15 +6,18 @@ person.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 import msgspec
 
 from rendezvous_async.core.features import in_words, unknown_features
-from rendezvous_async.core.ranks import choose
+from rendezvous_async.core.ranks import Candidate
+from rendezvous_async.core.shape import Fit, choose, explain
+from rendezvous_async.core.spec import Spec, spec_of
 from rendezvous_async.core.state import Closed, Head, Node, Phase, Seat
-from rendezvous_async.core.tally import tally_of
+from rendezvous_async.core.tally import Tally, tally_of
 from rendezvous_async.settings import Settings
 from rendezvous_async.texts import counted, printable
 
@@ -38,10 +41,10 @@ class Present(msgspec.Struct, frozen=True):
 
     Attributes:
         node: Its id.
-        role: ``member`` holds the round, ``back`` has returned to the barrier, ``waiting`` is new, ``spare`` finds the
-            world full, ``foreign`` came with other settings.
+        role: ``member`` holds the round, ``back`` has returned to the barrier, ``waiting`` is new, ``spare`` is not in
+            the largest world of all who are here, ``foreign`` came with other settings.
         rank: In the round, for its members.
-        address: What it says other members reach it at.
+        address: Where other members reach it, by its own account.
         displaced: The address of a live node with the same id whose place it took.
     """
 
@@ -65,6 +68,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         run_id: Which run.
         settings: The settings that hold; None before the run is founded.
+        spec: What of them may change while the run goes on, with the target; None before the run is founded.
+        origin: The fingerprint of the settings that a node must bring.
+        fit: What of the nodes here is usable and what is left over, and what the next size takes.
+        unlabelled: Nodes without the label of the domain: spares.
+        held_back: How many newcomers would make the world larger and are not let in yet; see ``Timeouts.grow``.
         round: The last round that formed; 0 if none has.
         phase: ``gathering`` or ``formed``.
         here: Every live node, members by rank, then the others as they came.
@@ -78,6 +86,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str
     settings: Settings | None = None
+    spec: Spec | None = None
+    origin: str = ""
+    fit: Fit | None = None
+    unlabelled: tuple[str, ...] = ()
+    held_back: int = 0
     round: int = 0
     phase: Phase = Phase.GATHERING
     here: tuple[Present, ...] = ()
@@ -111,8 +124,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
             size = holding + len(self.nodes(Role.BACK)) + len(self.absent)
             return f"round {self.round} is formed; {holding} of its {size} members hold it"
         at_barrier = len(self.nodes(Role.BACK, Role.WAITING, Role.SPARE))
-        low, high = self.settings.min_nodes, self.settings.max_nodes
-        wanted = f"{low} to {high} nodes" if low != high else counted(low, "node")
+        sizes, high = self.settings.sizes, self.settings.max_nodes
+        if sizes.step != 1:
+            wanted = f"{sizes} nodes"
+        else:
+            wanted = f"{sizes.smallest} to {high} nodes" if sizes.smallest != high else counted(high, "node")
         what = f"a round after round {self.round}" if self.round else "its first round"
         return f"gathering {what}; {at_barrier} of {wanted} {'is' if high == 1 else 'are'} at the barrier"
 
@@ -127,6 +143,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
             yield "left" if self.closed else "not back", _shorten(absent)
         if self.closed is None and self.settings is not None:
             yield "next", self._next(self.settings)
+            if self.spec is not None and self.spec.generation:
+                yield "scaled", f"{self.spec} (change {self.spec.generation}; nodes still start with {self.origin!r})"
+            if self.fit is not None and (not self.settings.is_plain or self.spec != Spec(str(self.settings.sizes))):
+                yield "usable", str(self.fit)
+            if self.unlabelled:
+                label = printable(self.settings.domain)
+                yield f"spares without the label {label}", _shorten(list(map(printable, self.unlabelled)))
             yield "coordinator", printable(self.coordinator or "") or "none yet; a live node takes the post by itself"
         twice = [
             f"{printable(p.node)} (at {printable(p.address)}, before at {printable(p.displaced)})"
@@ -137,7 +160,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
             yield "took the place of a node with the same id that had not left", _shorten(twice)
         foreign = self.nodes(Role.FOREIGN)
         if foreign and self.settings is not None:
-            yield f"with other settings than {self.settings.fingerprint!r}", _shorten(list(map(printable, foreign)))
+            yield f"with other settings than {self.origin!r}", _shorten(list(map(printable, foreign)))
         unknown = unknown_features(self.requires)
         if unknown and self.closed is None:
             yield "upgrade rendezvous_async here to join or close the run; it requires", in_words(unknown)
@@ -147,16 +170,27 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     def _next(self, settings: Settings) -> str:
         holding = self.nodes(Role.MEMBER)
         if self.phase is Phase.FORMED and holding:
+            size = len(holding) + len(self.nodes(Role.BACK)) + len(self.absent)
+            if self.spec is not None and self.spec.generation and self._is_resized(size):
+                return f"the members go back to the barrier: worlds of {size} are no longer allowed, only {self.spec}"
             waiting = self.nodes(Role.BACK, Role.WAITING)
+            if self.held_back:
+                when = "by grow() or by a loss" if settings.grow == math.inf else f"after {settings.grow:g} s"
+                return f"the members keep the round; {counted(self.held_back, 'newcomer')} will be let in {when}"
             if not waiting and not self.absent:
                 return "nothing is due; the members keep the round"
             return f"the next round gathers when these return or leave: {_shorten(list(map(printable, holding)))}"
         if self.missing:
             return f"{self.missing} more must join before a round can form"
+        most = settings.max_nodes if self.fit is None else self.fit.shape.most
         return (
             f"the last call runs: a round forms within {settings.last_call:g} s "
-            f"({settings.regroup:g} s with survivors), or at once with {settings.max_nodes} nodes"
+            f"({settings.regroup:g} s with survivors), or at once with {most} nodes"
         )
+
+    def _is_resized(self, size: int) -> bool:
+        """Tell whether a smaller valid world can be made of one of ``size``, which is not valid any more."""
+        return self.fit is not None and 0 < self.fit.shape.size_within(min(size, self.fit.shape.most)) < size
 
 
 def diagnose(
@@ -166,7 +200,7 @@ def diagnose(
     records: Iterable[tuple[str, Node, int]],
     coordinator: str | None,
 ) -> Status:
-    """Return what is to be said about a run.
+    """Return the status of a run.
 
     Args:
         run_id: Which run.
@@ -181,9 +215,14 @@ def diagnose(
         return Status(run_id=run_id, here=here, coordinator=coordinator)
     tally = tally_of(head, seats, records)
     held = bool(tally.holding)
-    places = head.settings.max_nodes - (tally.live_members if held else 0)
-    newcomers = [c for c in tally.candidates() if c.node in tally.newcomers] if held else tally.candidates()
-    chosen = {candidate.node for candidate in choose(newcomers, max(0, places))}
+    in_next = _in_next(tally)
+    domain = head.settings.domain
+    unlabelled = [
+        (order, node)
+        for node, (record, order) in tally.records.items()
+        if domain and domain not in record.labels and node not in tally.foreign
+    ]
+    fit = explain(tally.domains, tally.shape, len(unlabelled))
 
     def present(node: str) -> Present:
         seat = tally.seats.get(node)
@@ -195,17 +234,21 @@ def diagnose(
         elif node in tally.returned:
             role = Role.BACK
         else:
-            role = Role.WAITING if node in chosen else Role.SPARE
+            role = Role.WAITING if node in in_next else Role.SPARE
         record, _ = tally.records[node]
         return Present(node, role, rank, record.address, record.displaced)
 
     def place(shown: Present) -> tuple[bool, int]:
         return shown.rank is None, shown.rank if shown.rank is not None else tally.records[shown.node][1]
 
-    at_barrier = tally.at_barrier
     return Status(
         run_id=run_id,
         settings=head.settings,
+        spec=spec_of(head),
+        origin=head.fingerprint,
+        fit=fit,
+        unlabelled=tuple(node for _, node in sorted(unlabelled)),
+        held_back=head.held_back if held else 0,
         round=head.round,
         phase=Phase.FORMED if held else Phase.GATHERING,
         here=tuple(sorted(map(present, tally.records), key=place)),
@@ -215,11 +258,25 @@ def diagnose(
                 key=lambda gone: gone.rank,
             )
         ),
-        missing=0 if held or head.closed is not None else max(0, head.settings.min_nodes - at_barrier),
+        missing=0 if held or head.closed is not None or fit.usable else fit.missing,
         coordinator=coordinator,
         closed=head.closed,
         requires=head.requires,
     )
+
+
+def _in_next(tally: Tally) -> set[str]:
+    """Return the newcomers who count: those in the largest world of all who are here; all with a label if none is."""
+    if tally.holding and not tally.wanted:
+        return set()
+    everybody = tally.candidates()
+    if tally.holding:
+        everybody = [candidate for candidate in everybody if candidate.node in tally.newcomers]
+        for node in tally.holding | tally.returned:
+            everybody.append(Candidate(node, 0, tally.seats[node].rank, labels=tally.records[node][0].labels))
+    domain = tally.shape.domain
+    world = choose(everybody, tally.shape) or [c for c in everybody if not domain or domain in c.labels]
+    return {candidate.node for candidate in world}
 
 
 def _shorten(names: list[str]) -> str:

@@ -108,7 +108,7 @@ class Duty:
         capacity: Of one transaction.
 
     Attributes:
-        unread: What is to be read next; None: all has been.
+        unread: What to read next; None once everything has been read.
         state: The stamp of the head that it goes by.
         tally: That head, with what it has read of seats and roster.
         decision: The step under way; None if there is none, or if it only cleans up.
@@ -144,7 +144,7 @@ class Duty:
             return
         if seen.post != self._post:
             self.reason = "another node has the post"
-        elif seen.head is None or seen.state is None or seen.head.settings != self._settings:
+        elif seen.head is None or seen.state is None or not seen.head.accepts(self._settings):
             self.reason = "the run's state is gone, or of other settings"
         elif self.unread is Read.HEAD or seen.head.attempt != self.tally.head.attempt:
             self.state, self.tally, self.unread = seen.state, Tally(seen.head, {}), Read.SEATS
@@ -178,7 +178,7 @@ class Duty:
         """Return the transaction that gives the post back, if it is still held."""
         return Transaction(Purpose.RESIGN, (Drop(COORDINATOR),), {COORDINATOR: self._post})
 
-    # What came of it
+    # Outcomes
 
     def read_seats(self, rows: Iterable[Row]) -> None:
         """Take all seats; those that do not count, or cannot be read, were left by an earlier coordinator."""
@@ -211,7 +211,7 @@ class Duty:
         return errors
 
     def won(self, stamp: Stamp) -> None:
-        """Go on after the last transaction, which was done and has that stamp."""
+        """Go on after the last transaction won; it has that stamp."""
         what, _ = self.script.pop(0)
         if what is Purpose.BEGIN:
             self._forming = stamp
@@ -223,7 +223,7 @@ class Duty:
             case Rewrite(head):
                 self.tally.follow(head)
             case HandOver(head):
-                self.reason = f"more nodes agree on {head.settings.fingerprint!r}"
+                self.reason = f"more nodes agree on {head.fingerprint!r}"
             case Form(head, seats):
                 before, self._forming = self.tally, None
                 self.tally = before.succeeded_by(head.stamped(stamp), seats)
@@ -236,8 +236,8 @@ class Duty:
         Clean-up is then left to the next coordinator; an attempt is given up, and all is read again.
 
         Returns:
-            Whether the node may learn from the answer. Not if the post or the head is gone, or the post another's: the
-            node may be out, and its watch says so before it tells what has become of the head.
+            Whether the node may learn from the answer. It must not if the head or the post is gone, or another node has
+            the post: it may be out, and its watch says so before it shows what has become of the head.
         """
         given_up, self.script, self.decision, self._forming = self.decision, [], None, None
         if state is None or post != self._post:

@@ -17,20 +17,22 @@ readable under every feature, so an older node still learns of a close, and may 
 
 To add a feature: put its text into ``KNOWN``, and set it in the head where the feature begins to matter. A node puts
 its record before it has read the head, so the new coordinator must also pass over the records of older nodes: a feature
-that comes with a setting does that through the fingerprint, any other one needs a field of its own in ``Node``.
+that comes with a setting does that through the fingerprint, any other one needs a field of its own in ``Node``. (One
+exception: a run that was scaled still accepts the settings that older nodes bring. Such a node may be counted for the
+moment until it has read the head, and then leaves.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rendezvous_async.core.state import Head
+from rendezvous_async.core.state import WORLD_SHAPE, Head
 from rendezvous_async.errors import RendezvousVersionError
 from rendezvous_async.texts import printable
 
 __all__ = ["KNOWN", "check_features", "in_words", "unknown_features"]
 
-KNOWN: frozenset[str] = frozenset()
+KNOWN: frozenset[str] = frozenset({WORLD_SHAPE})
 """The features that this version knows, as they stand in ``Head.requires``."""
 SHOWN = 4
 

@@ -8,17 +8,29 @@ Until then all others wait. The coordinator writes into the head how many wait a
 learn of it: the first change at once, later ones at most every ``COUNT_EVERY`` seconds, in a large world less often.
 Otherwise a thousand arrivals would be a thousand pushes to a thousand members.
 
-**Gathering.** When no member holds the round any more, every node at the barrier is a candidate for the next one. With
-``max`` candidates the round forms at once. With ``min`` the last call begins. It lasts ``last_call`` seconds, or
-``regroup`` seconds if a candidate held the last round, since processors stand idle then. Arrivals never extend it. It
-is off when fewer than ``min`` are left, and a new coordinator starts it again. When it is over, the round forms.
+**Spares.** ``core/shape.py`` says which worlds are valid, and which one some nodes make. Newcomers count as waiting
+only if a larger valid world would come of it, and only as many as would be in it. Nobody restarts for the others: they
+are spares. With ``grow`` in the settings, newcomers who would make the world larger are held back for so long after the
+first of them came, so that many arrivals are one change. They are let in earlier if no larger world can come, if a
+member asks for it, or if the round ends for another reason.
 
-**Forming.** Survivors of the last round come before newcomers, and newcomers in the order of their arrival, up to
-``max``; the others are spares. The round's number is one more than the head or any record remembers. A seat names the
-arrival that it is given to and the attempt that gives it, and counts only once the head names that attempt.
+**Gathering.** When no member holds the round any more, every node at the barrier is a candidate for the next one. If
+they make the largest world that there can be, it forms at once. If they make any valid world, the last call begins. It
+lasts ``last_call`` seconds, or ``regroup`` seconds if a candidate held the last round, since processors stand idle
+then. Arrivals never extend it. It is off when there is no valid world any more, and a new coordinator starts it again.
+When it is over, the round forms. After a loss nobody waits for a world larger than the last: as soon as spares fill the
+gap, the round forms.
+
+**Forming.** The largest valid world forms. Survivors of the last round come before newcomers, and newcomers in the
+order of their arrival; the others are spares. The round's number is one more than the head or any record remembers. A
+seat names the arrival that it is given to and the attempt that gives it, and counts only once the head names that
+attempt.
 
 **Settings.** Nodes may come with different ones; ``core/agreement.py`` says which hold. A coordinator whose settings
-are outnumbered while it gathers hands over the head and the post.
+are outnumbered while it gathers hands over the head and the post. Sizes and target may also be changed while the run
+goes on (``core/spec.py``): then the head says what holds now, and its ``origin`` names what nodes must bring. Members
+of a world that is too large now, or of a size that is not allowed any more, learn that it was resized, if a smaller
+valid world can be made of them. A world that is too small now is kept until a larger one can form.
 
 **Closed** beats everything and is final.
 
@@ -26,12 +38,13 @@ A node reads the same head with ``admit`` while it is at the barrier, and with `
 both: closed, then out, then in, then news.
 
 ``step`` is a pure function. What the coordinator must remember between steps (when the last call ends, when it last
-counted) goes in and out as ``Notes``. A ``Wait`` ends in the future or never: a rule that answered "wait until now"
-would spin, so this is asserted.
+counted, since when it holds newcomers back) goes in and out as ``Notes``. A ``Wait`` ends in the future or never: a
+rule that answered "wait until now" would spin, so this is asserted.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable
 from enum import Enum
 from typing import TypeAlias
@@ -39,7 +52,8 @@ from typing import TypeAlias
 import msgspec
 
 from rendezvous_async.core.agreement import prevailing
-from rendezvous_async.core.ranks import assign_ranks, choose
+from rendezvous_async.core.ranks import assign_ranks
+from rendezvous_async.core.shape import choose
 from rendezvous_async.core.state import Closed, Head, Last, Phase, Seat, Stamp
 from rendezvous_async.core.tally import Tally
 from rendezvous_async.settings import Settings, settings_of
@@ -74,6 +88,7 @@ class Notes(msgspec.Struct, frozen=True):
 
     last_call_ends: float | None = None
     counted_at: float | None = None
+    held_since: float | None = None
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -119,29 +134,52 @@ def step(tally: Tally, notes: Notes, now: float, attempt: str) -> tuple[Step, No
 
 
 def _count(tally: Tally, notes: Notes, now: float) -> tuple[Step, Notes]:
-    head = tally.head
+    head, wanted, returned = tally.head, tally.wanted, len(tally.returned)
+    held_since, let_in_at = None, math.inf
+    if wanted and _holds_back(tally):
+        held_since = now if notes.held_since is None else notes.held_since
+        let_in_at = held_since + head.settings.grow
+    held_back = wanted if held_since is not None and now < let_in_at else 0
     counted = msgspec.structs.replace(
-        head, phase=Phase.FORMED, waiting=tally.waiting, returned=len(tally.returned), lost=tally.lost
+        head,
+        phase=Phase.FORMED,
+        waiting=returned + wanted - held_back,
+        returned=returned,
+        lost=tally.lost,
+        held_back=held_back,
     )
+    until = let_in_at if held_back else math.inf
     if counted == head:
-        return Wait(), Notes(counted_at=notes.counted_at)
+        return _wait_until(until, now), Notes(counted_at=notes.counted_at, held_since=held_since)
     if notes.counted_at is not None:
         again = notes.counted_at + max(COUNT_EVERY, head.size * COUNT_EVERY_PER_MEMBER)
         if now < again:
-            return _wait_until(again, now), notes
-    return Rewrite(counted), Notes(counted_at=now)
+            return _wait_until(min(again, until), now), Notes(counted_at=notes.counted_at, held_since=held_since)
+    return Rewrite(counted), Notes(counted_at=now, held_since=held_since)
+
+
+def _holds_back(tally: Tally) -> bool:
+    """Tell whether newcomers who would make the world larger are held back for a while.
+
+    Not when the round ends anyway, when the head lets them in already, or when no larger world can come.
+    """
+    head = tally.head
+    ends_anyway = bool(tally.lost or tally.returned) or head.waiting > head.returned
+    return head.settings.grow > 0 and not ends_anyway and tally.size < tally.shape.most
 
 
 def _gather(tally: Tally, notes: Notes, now: float, attempt: str) -> tuple[Step, Notes]:
     head, settings = tally.head, tally.head.settings
-    wanted = settings_of(prevailing(tally)) if tally.rivals else settings
-    if wanted is not None and wanted != settings:
-        return HandOver(head.under(wanted)), Notes()
-    if tally.at_barrier >= settings.max_nodes:
+    if tally.rivals and (wanted := prevailing(tally)) != head.fingerprint:
+        others = settings_of(wanted)
+        assert others is not None, "settings that cannot be read do not prevail"
+        return HandOver(head.under(others)), Notes()
+    size = tally.size
+    fills_the_gap = tally.lost > 0 and tally.has_survivor and size >= head.size
+    if size == tally.shape.most or fills_the_gap:
         return _form(tally, attempt), Notes()
-    enough = tally.at_barrier >= settings.min_nodes
     ends: float | None = None
-    if enough:
+    if size:
         ends = now + (settings.regroup if tally.has_survivor else settings.last_call)
         if notes.last_call_ends is not None:
             ends = min(ends, notes.last_call_ends)
@@ -149,14 +187,13 @@ def _gather(tally: Tally, notes: Notes, now: float, attempt: str) -> tuple[Step,
             return _form(tally, attempt), Notes()
     notes = Notes(last_call_ends=ends)
     if head.phase is Phase.FORMED:
-        return Rewrite(head.under(settings)), notes
-    return Wait() if ends is None else _wait_until(ends, now), notes
+        return Rewrite(head.gathering()), notes
+    return _wait_until(math.inf if ends is None else ends, now), notes
 
 
 def _form(tally: Tally, attempt: str) -> Form:
-    settings, requires = tally.head.settings, tally.head.requires
-    chosen = choose(tally.candidates(), settings.max_nodes)
-    ranks = assign_ranks(settings, chosen)
+    chosen = choose(tally.candidates(), tally.shape)
+    ranks = assign_ranks(tally.head.settings, chosen)
     round = tally.last_round + 1
     seats = {
         node: Seat(
@@ -169,17 +206,19 @@ def _form(tally: Tally, attempt: str) -> Form:
         )
         for node, rank in ranks.items()
     }
-    head = Head(settings=settings, round=round, phase=Phase.FORMED, attempt=attempt, size=len(seats), requires=requires)
+    head = msgspec.structs.replace(
+        tally.head.gathering(), round=round, phase=Phase.FORMED, attempt=attempt, size=len(seats), token=None
+    )
     return Form(head, seats)
 
 
 def _wait_until(until: float, now: float) -> Wait:
     assert until > now, f"a wait until {until} at {now} would spin"
-    return Wait(until)
+    return Wait(None if until == math.inf else until)
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """Not yet; a spare waits behind a full world, and its join clock stands still."""
+    """Not yet; a spare waits behind a world that has no place for it, and its join clock stands still."""
 
     spare: bool = False
 
@@ -221,18 +260,26 @@ def admit(head: Head | None, seat: Seat | None, arrival: str, settings: Settings
     """
     if head is None:
         return Pending()
-    spare = _is_full(head) and (last is None or last.round != head.round)
+    spare = _has_no_place(head) and (last is None or last.round != head.round)
     if head.closed is not None:
         return Shut(head.closed, spare)
-    if head.settings != settings:
+    if not head.accepts(settings):
         return Mismatch(head.settings)
     if seat is not None and seat.arrival == arrival and seat.attempt == head.attempt and head.token is not None:
         return Joined(seat.round, seat.rank, head.size, head.token)
     return Pending(spare)
 
 
-def _is_full(head: Head) -> bool:
-    return head.phase is Phase.FORMED and head.size - head.lost >= head.settings.max_nodes
+def _has_no_place(head: Head) -> bool:
+    """Tell whether a world is held that has no place for a newcomer, as far as the head says.
+
+    It is full, or its settings leave newcomers over or hold them back, and the head counts none as waiting. (A head
+    that counts some does not say which: until the round forms, all of them expect a place.)
+    """
+    if head.phase is not Phase.FORMED:
+        return False
+    leaves_over = not head.settings.is_plain and not head.lost and head.waiting == head.returned
+    return leaves_over or head.size - head.lost >= head.most
 
 
 class Change(Enum):
@@ -241,6 +288,7 @@ class Change(Enum):
     CLOSED = "closed"
     EVICTED = "evicted"
     MEMBER_LOST = "member_lost"
+    RESIZED = "resized"
     NODES_WAITING = "nodes_waiting"
 
 
@@ -254,8 +302,18 @@ def changes_of(head: Head | None, held: Joined) -> tuple[Change, ...]:
         return (Change.CLOSED,)
     if head is None or head.round != held.round or head.token != held.token or head.phase is Phase.GATHERING:
         return (Change.EVICTED,)
-    counts = ((Change.MEMBER_LOST, head.lost), (Change.NODES_WAITING, head.waiting))
-    return tuple([change for change, count in counts if count])
+    news = (
+        (Change.MEMBER_LOST, head.lost),
+        (Change.RESIZED, head.generation and _is_resized(head)),
+        (Change.NODES_WAITING, head.waiting),
+    )
+    return tuple([change for change, is_so in news if is_so])
+
+
+def _is_resized(head: Head) -> bool:
+    """Tell whether the size of the head's round is no longer valid, and a smaller valid world can be made of it."""
+    shape = head.shape
+    return 0 < shape.size_within(min(head.size, shape.most)) < head.size
 
 
 def change_of(head: Head | None, held: Joined) -> Change | None:

@@ -18,16 +18,16 @@ and the most survivors are kept by taking the units that have the most. Between 
 whose first node stands earlier: of two sets of as many units, the one that has the earliest unit not in both also has
 the earliest node not in both. One sort by (survivors, first node) does both, and never skips a unit of a domain.
 
-**Ranks.** ``ranks.assign_ranks`` takes what ``choose`` returns; its policy ``label:<domain>`` gives whole domains
-contiguous ranks.
+**Ranks.** ``ranks.assign_ranks`` takes what ``choose`` returns. Its policies ``sticky``, where there are domains, and
+``label:<domain>`` give whole domains contiguous ranks.
 
-``largest_size``, ``is_complete`` and ``can_grow`` need only the number of nodes in each domain, which a tally can keep
-up one record at a time; each is linear in the number of domains. Nothing here decides when to form, or waits.
+``largest_size``, ``is_complete`` and ``count_newcomers`` need only the number of nodes in each domain, which a tally
+keeps up one record at a time; each is linear in the number of domains, but for sorting. Nothing here decides when to
+form, or waits.
 """
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,10 +36,19 @@ import msgspec
 
 from rendezvous_async.core import ranks
 from rendezvous_async.core.ranks import Candidate
-from rendezvous_async.sizes import MAX_NODES, Sizes
+from rendezvous_async.sizes import Sizes, check_domains
 from rendezvous_async.texts import counted, printable
 
-__all__ = ["Fit", "Shape", "can_grow", "choose", "count_domains", "explain", "is_complete", "largest_size"]
+__all__ = [
+    "Fit",
+    "Shape",
+    "choose",
+    "count_domains",
+    "count_newcomers",
+    "explain",
+    "is_complete",
+    "largest_size",
+]
 
 SHOW_AT_MOST = 4
 """How many domains a text names."""
@@ -61,12 +70,7 @@ class Shape(msgspec.Struct, frozen=True):
     target: int | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.per_domain <= MAX_NODES:
-            raise ValueError(f"per_domain must be from 1 to {MAX_NODES}, not {self.per_domain}")
-        if self.per_domain > 1 and not self.domain:
-            raise ValueError(f"per_domain={self.per_domain} needs a domain: the label that says which node is where")
-        if not self.valid_sizes:
-            raise ValueError(f"none of the sizes {self.sizes} is a multiple of per_domain={self.per_domain}")
+        check_domains(self.sizes, self.domain, self.per_domain)
         if self.target is not None and self.target not in self.valid_sizes:
             below, above = self.size_within(self.target), self.size_after(self.target)
             nearest = " or ".join(str(size) for size in (below, above) if size)
@@ -75,14 +79,7 @@ class Shape(msgspec.Struct, frozen=True):
     @property
     def valid_sizes(self) -> Sequence[int]:
         """The allowed sizes that whole domains can have, in increasing order; the target does not count."""
-        allowed, unit = self.sizes.allowed, self.per_domain
-        if unit == 1:
-            return allowed
-        if self.sizes.listed:
-            return [size for size in allowed if size % unit == 0]
-        step = math.lcm(self.sizes.step, unit)
-        first = next((size for size in allowed[: step // self.sizes.step] if size % unit == 0), None)
-        return () if first is None else range(first, self.sizes.largest + 1, step)
+        return self.sizes.multiples_of(self.per_domain)
 
     @property
     def most(self) -> int:
@@ -121,12 +118,24 @@ def is_complete(domains: Mapping[str, int], shape: Shape) -> bool:
     return largest_size(domains, shape) == shape.most
 
 
-def can_grow(members: Mapping[str, int], newcomers: Mapping[str, int], shape: Shape) -> bool:
-    """Whether members and newcomers together make a larger world than the members alone.
+def count_newcomers(members: Mapping[str, int], newcomers: Mapping[str, int], shape: Shape) -> int:
+    """Return how many newcomers are in the world of all, if that is larger than the members' own; 0 if it is not.
 
-    If not, the newcomers are spares, and no reason for anybody to restart.
+    Then the newcomers are spares, and no reason for anybody to restart.
     """
-    return largest_size(Counter(members) + Counter(newcomers), shape) > largest_size(members, shape)
+    everybody = Counter(members) + Counter(newcomers)
+    size = largest_size(everybody, shape)
+    if size <= largest_size(members, shape):
+        return 0
+    # As ``choose`` does: the units that have the most members are taken first. A domain has some units of members
+    # alone, at most one with members and newcomers, and some without members.
+    unit = shape.per_domain
+    taken = size // unit
+    whole = sum(count // unit for count in members.values())
+    mixed = sorted(
+        (count % unit for domain, count in members.items() if everybody[domain] // unit > count // unit), reverse=True
+    )
+    return size - unit * min(whole, taken) - sum(mixed[: max(0, taken - whole)])
 
 
 def choose(candidates: Sequence[Candidate], shape: Shape) -> list[Candidate]:
@@ -135,6 +144,8 @@ def choose(candidates: Sequence[Candidate], shape: Shape) -> list[Candidate]:
     Of two that claim one old rank the earlier arrival has it; the other counts as a newcomer.
     """
     queue = ranks.choose(candidates, len(candidates))
+    if not shape.domain:
+        return queue[: largest_size({"": len(queue)}, shape)]
     places: dict[str, list[int]] = {}
     survivors = 0
     for place, candidate in enumerate(queue):

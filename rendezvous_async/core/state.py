@@ -22,6 +22,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from rendezvous_async.core.shape import Shape
 from rendezvous_async.settings import Settings, decode_segment, encode_segment
 from rendezvous_async.texts import printable
 
@@ -35,9 +36,12 @@ SEATS = "seats/"
 
 LIFE_LENGTH = 8
 """Length of the prefix that all arrivals of one ``Rendezvous`` share."""
+WORLD_SHAPE = "world-shape@0.2"
+"""The feature that a run requires whose settings are not plain, or were changed while it runs."""
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Text = Annotated[str, Meta(max_length=1024)]
+Fingerprint = Annotated[str, Meta(max_length=8192)]
 Labels = Annotated[dict[Text, Text], Meta(max_length=64)]
 Feature = Annotated[str, Meta(min_length=1, max_length=64)]
 Features = Annotated[tuple[Feature, ...], Meta(max_length=32)]
@@ -68,17 +72,21 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     """The state of the run, as small as can be.
 
     Attributes:
-        settings: What holds for the run.
+        settings: What holds for the run now.
         round: The last round that formed; 0 if none has.
         phase: Whether that round is still held.
         attempt: The attempt that formed it; a seat with another attempt id does not count.
         size: How many members it has.
-        waiting: While formed: returned members, and newcomers for whom there is room.
+        waiting: While formed: returned members, and newcomers who would be in a larger world.
         returned: While formed: members that are back at the barrier; they are among those that wait.
         lost: While formed: members that died or left and are not back.
         token: The round's fencing token. None in the very commit that forms the round: that commit's revision is it.
         closed: Set once, and never cleared.
         requires: Features that a node must know to take part; see ``features.py``.
+        held_back: While formed: newcomers who would be in a larger world, and are not let in yet.
+        origin: The fingerprint of the settings that nodes bring; empty: it is that of ``settings``.
+        generation: How often ``settings`` or ``target`` were changed while the run was going on.
+        target: The size that no world exceeds; 0 leaves it to the settings.
     """
 
     settings: Settings
@@ -92,14 +100,53 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     token: Stamp | None = None
     closed: Closed | None = None
     requires: Features = ()
+    held_back: Count = 0
+    origin: Fingerprint = ""
+    generation: Count = 0
+    target: Count = 0
+
+    def __post_init__(self) -> None:
+        if self.target:
+            _ = self.shape  # Raises if no world can have the target's size.
+
+    @property
+    def shape(self) -> Shape:
+        """Which worlds are valid now."""
+        settings = self.settings
+        return Shape(settings.sizes, settings.domain, settings.per_domain, self.target or None)
+
+    @property
+    def most(self) -> int:
+        """The size of the largest world that may form now."""
+        return self.target or (self.settings.max_nodes if self.settings.per_domain == 1 else self.shape.most)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the settings that a node must bring to take part."""
+        return self.origin or self.settings.fingerprint
+
+    def accepts(self, settings: Settings) -> bool:
+        """Tell whether a node that brings these settings may take part, and coordinate."""
+        return self.origin == settings.fingerprint if self.origin else self.settings == settings
 
     def stamped(self, stamp: Stamp) -> Head:
         """Return this head, read from an entry with the token ``stamp``, with the round's token filled in."""
         return self if self.round == 0 or self.token is not None else msgspec.structs.replace(self, token=stamp)
 
+    def gathering(self) -> Head:
+        """Return the head as it is while the next round gathers."""
+        return msgspec.structs.replace(self, phase=Phase.GATHERING, waiting=0, returned=0, lost=0, held_back=0)
+
     def under(self, settings: Settings) -> Head:
-        """Return the head as it is while the next round gathers under these settings."""
-        return msgspec.structs.replace(self, settings=settings, phase=Phase.GATHERING, waiting=0, returned=0, lost=0)
+        """Return the same under settings that other nodes bring: whatever was changed in the old ones is over."""
+        head = msgspec.structs.replace(self, settings=settings, origin="", generation=0, target=0)
+        return head.gathering().requiring_its_features()
+
+    def requiring_its_features(self) -> Head:
+        """Return the head with the features in ``requires`` that its settings need."""
+        if WORLD_SHAPE in self.requires or (self.settings.is_plain and not self.generation):
+            return self
+        return msgspec.structs.replace(self, requires=(*self.requires, WORLD_SHAPE))
 
 
 class Last(msgspec.Struct, frozen=True):
@@ -113,8 +160,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A node's own record: one arrival at the barrier.
 
     Attributes:
-        arrival: A fresh id for each call of ``join()``; its start is the same for all those of one ``Rendezvous``.
-        fingerprint: Of the node's settings; a node with others is no candidate.
+        arrival: A fresh id for each call of ``join()``; all ids of one ``Rendezvous`` share a prefix.
+        fingerprint: Of the settings that the node brings; a node with others is not a candidate.
         last: What it held before, if anything.
         address: How other members reach it; free text.
         labels: What it says about itself, for example its rack.
@@ -122,14 +169,14 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     arrival: Text
-    fingerprint: Text
+    fingerprint: Fingerprint
     last: Last | None = None
     address: Text = ""
     labels: Labels = {}
     displaced: Text = ""
 
     def is_of_one_life_with(self, other: Node) -> bool:
-        """Tell whether one ``Rendezvous`` has written both records."""
+        """Tell whether one ``Rendezvous`` wrote both records."""
         return self.arrival[:LIFE_LENGTH] == other.arrival[:LIFE_LENGTH]
 
 

@@ -10,6 +10,9 @@ steps and not a thousand scans of the roster.
     returned     members whose record names a newer arrival: they are back at the barrier
     newcomers    all other nodes with the run's settings
     foreign      nodes with other settings: no candidates, but counted by their settings (``rivals``)
+
+Where the settings name a domain, it also keeps how many members and how many newcomers each domain has: all that is
+needed to say how large the next world would be. Nodes without the label count in no domain.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from rendezvous_async.core.ranks import Candidate
+from rendezvous_async.core.shape import Shape, count_newcomers, largest_size
 from rendezvous_async.core.state import Head, Node, Seat
 
 __all__ = ["Tally"]
@@ -36,7 +40,8 @@ class Tally:
 
     def __init__(self, head: Head, seats: Mapping[str, Seat]) -> None:
         self.head = head
-        self._fingerprint, self._label = head.settings.fingerprint, head.settings.label
+        self.shape: Shape = head.shape
+        self._fingerprint, self._label, self._domain = head.fingerprint, head.settings.label, head.settings.domain
         self.seats = {node: seat for node, seat in seats.items() if head.round and seat.attempt == head.attempt}
         self.records: dict[str, tuple[Node, int]] = {}
         self.holding: set[str] = set()
@@ -46,6 +51,8 @@ class Tally:
         self.rivals: Counter[str] = Counter()
         self._last_rounds: Counter[int] = Counter()
         self._last_rounds_of_foreign: Counter[int] = Counter()
+        self._member_domains: Counter[str] = Counter()
+        self._newcomer_domains: Counter[str] = Counter()
 
     def __repr__(self) -> str:
         return (
@@ -59,6 +66,8 @@ class Tally:
         self.records[node] = (record, order)
         group = self._group(node, record)
         group.add(node)
+        if self._domain and self._domain in record.labels and group is not self.foreign:
+            self._domains_of(group)[record.labels[self._domain]] += 1
         if record.fingerprint != self._fingerprint:
             self.rivals[record.fingerprint] += 1
         if record.last is not None:
@@ -71,15 +80,19 @@ class Tally:
             return
         group = self._group(node, record)
         group.discard(node)
+        if self._domain and self._domain in record.labels and group is not self.foreign:
+            _count_down(self._domains_of(group), record.labels[self._domain])
         if record.fingerprint != self._fingerprint:
             _count_down(self.rivals, record.fingerprint)
         if record.last is not None:
             _count_down(self._rounds_of(group), record.last.round)
 
     def follow(self, head: Head) -> None:
-        """Take a head of the same round that was rewritten: counts, phase, closed."""
+        """Take a head of the same round that was rewritten: counts, phase, closed, or what holds for the run now."""
         assert head.attempt == self.head.attempt
-        assert head.settings == self.head.settings
+        assert head.settings.domain == self._domain
+        if (head.settings, head.target) != (self.head.settings, self.head.target):
+            self.shape = head.shape
         self.head = head
 
     def succeeded_by(self, head: Head, seats: Mapping[str, Seat]) -> Tally:
@@ -97,10 +110,11 @@ class Tally:
         return len(self.seats) - self.live_members
 
     @property
-    def waiting(self) -> int:
-        """How many stand at the barrier and have a place: spares do not count."""
-        places = max(0, self.head.settings.max_nodes - self.live_members)
-        return len(self.returned) + min(len(self.newcomers), places)
+    def wanted(self) -> int:
+        """How many newcomers would be in a larger world than the members' own: spares do not count."""
+        if not self.newcomers:
+            return 0
+        return count_newcomers(self.member_domains, self.newcomer_domains, self.shape)
 
     @property
     def at_barrier(self) -> int:
@@ -108,8 +122,28 @@ class Tally:
         return len(self.returned) + len(self.newcomers)
 
     @property
+    def size(self) -> int:
+        """The size of the largest valid world of all members and newcomers; 0 if there is none."""
+        return largest_size(self.domains, self.shape)
+
+    @property
+    def member_domains(self) -> Mapping[str, int]:
+        """How many members each domain has."""
+        return self._member_domains if self._domain else {"": self.live_members}
+
+    @property
+    def newcomer_domains(self) -> Mapping[str, int]:
+        """How many newcomers each domain has."""
+        return self._newcomer_domains if self._domain else {"": len(self.newcomers)}
+
+    @property
+    def domains(self) -> Mapping[str, int]:
+        """How many members and newcomers each domain has."""
+        return Counter(self.member_domains) + Counter(self.newcomer_domains)
+
+    @property
     def last_round(self) -> int:
-        """The highest round that the head or anybody at all remembers."""
+        """The highest round that the head or any record remembers."""
         return max(self._survived, *self._last_rounds_of_foreign, 0)
 
     @property
@@ -134,6 +168,9 @@ class Tally:
 
     def _rounds_of(self, group: set[str]) -> Counter[int]:
         return self._last_rounds_of_foreign if group is self.foreign else self._last_rounds
+
+    def _domains_of(self, group: set[str]) -> Counter[str]:
+        return self._newcomer_domains if group is self.newcomers else self._member_domains
 
     def _group(self, node: str, record: Node) -> set[str]:
         if record.fingerprint != self._fingerprint or (self._label and self._label not in record.labels):

@@ -16,7 +16,7 @@ import re
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -24,6 +24,7 @@ import anyio.to_thread
 from rendezvous_async.admin import read_status
 from rendezvous_async.aio.deadline import answer_within
 from rendezvous_async.backends.base import Backend
+from rendezvous_async.core.diagnosis import Role, Status
 from rendezvous_async.core.rules import Change
 from rendezvous_async.core.state import Member
 from rendezvous_async.errors import (
@@ -34,7 +35,7 @@ from rendezvous_async.errors import (
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
-from rendezvous_async.launch.plan import LaunchError, Plan
+from rendezvous_async.launch.plan import NPROC, LaunchError, Plan
 from rendezvous_async.launch.workers import Workers
 from rendezvous_async.node.addresses import address_toward, get_free_port
 from rendezvous_async.node.connect import connect
@@ -46,8 +47,6 @@ __all__ = ["launch"]
 
 DONE = "the job is done"
 GAVE_UP = "the job failed"
-NPROC = "nproc"
-"""The label that holds a node's number of workers."""
 NUMBER = re.compile("[1-9][0-9]{0,5}")
 FOREVER = 1e9
 VERDICT = 2.0
@@ -56,10 +55,13 @@ RETRY = 0.5
 WORDS = {
     Change.EVICTED: "this node was evicted",
     Change.MEMBER_LOST: "a node was lost or left",
+    Change.RESIZED: "the run was scaled",
     Change.NODES_WAITING: "a node is waiting to join",
 }
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+
+T = TypeVar("T")
 
 
 async def launch(plan: Plan, backend: Backend, say: Callable[[str], None] | None = None) -> int:
@@ -90,8 +92,13 @@ async def launch(plan: Plan, backend: Backend, say: Callable[[str], None] | None
         timeouts=plan.timeouts,
         keep_alive_interval=plan.keep_alive_interval,
         address=plan.address or await anyio.to_thread.run_sync(address_toward, endpoint, backend.local_address),
-        labels={NPROC: str(plan.workers)},
+        labels={**plan.labels, NPROC: str(plan.workers)},
+        domain=plan.domain,
+        per_domain=plan.per_domain,
     )
+    if say is not None and plan.domain and plan.domain not in plan.labels:
+        missing = plan.domain
+        say(f"this node has no label {missing!r}, so it can only be a spare; set it with --label {missing}=VALUE")
     async with rendezvous, Workers.of(plan.command, plan.grace) as workers:
         return await _Launcher(plan, say, rendezvous, workers).run()
 
@@ -156,7 +163,7 @@ class _Launcher:
             if code and block.change is None:
                 self._failures += 1
                 if self._failures > self._plan.max_restarts:
-                    return await self._give_up(world, code)
+                    return await self._give_up(code)
                 left = f"restart {self._failures} of {self._plan.max_restarts}"
                 self._say(f"round {world.round}: a worker failed with code {code}; {left}")
             elif block.change is not Change.CLOSED:
@@ -240,14 +247,28 @@ class _Launcher:
         self._say(f"{DONE}, in round {world.round}")
         return 0
 
-    async def _give_up(self, world: World, code: int) -> int:
+    async def _give_up(self, code: int) -> int:
+        """Leave, and close the run unless the others, spares too, can form a world of a size that is allowed now."""
         why = f"a worker on node {self._rendezvous.node} exited with code {code}"
-        if world.size > self._rendezvous.settings.min_nodes:
+        with anyio.move_on_after(self._plan.timeouts.join) as scope:
+            others = await self._leave()
+        if scope.cancelled_caught:
+            self._say(f"{why}, and no restarts are left; the server is unreachable")
+        elif others.closed is None and others.fit is not None and others.fit.usable:
             self._say(f"{why}, and no restarts are left; the other nodes can continue without this one")
         else:
             self._say(f"{why}, and no restarts are left; closing the run")
             await self._close(f"{GAVE_UP}: {why}")
         return code
+
+    async def _leave(self) -> Status:
+        """Leave the run, and return its status without this node."""
+        while True:
+            await self._rendezvous.leave()
+            status = await self._retried(self._rendezvous.status)
+            if self._rendezvous.node not in status.nodes(*Role):
+                return status
+            await anyio.sleep(RETRY)
 
     async def _close(self, reason: str) -> None:
         with anyio.move_on_after(self._plan.timeouts.join) as scope:
@@ -255,12 +276,11 @@ class _Launcher:
         if scope.cancelled_caught:
             self._say(f"could not close the run ({reason}): the server is unreachable")
 
-    async def _retried(self, call: Callable[[], Awaitable[object]]) -> None:
+    async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
         """Retry a call while the server is unreachable and this node is still in its round."""
         while True:
             try:
-                await call()
-                return
+                return await call()
             except RendezvousConnectionError as error:
                 if error.final:
                     raise

@@ -7,12 +7,15 @@ from urllib.parse import unquote_plus
 import msgspec
 
 from rendezvous_async.backends.access import SECRETS
-from rendezvous_async.settings import Timeouts, check_id, check_seconds, parse_endpoint, parse_nodes
+from rendezvous_async.settings import Timeouts, check_id, check_seconds, parse_endpoint
+from rendezvous_async.sizes import check_domains, parse_sizes
 
-__all__ = ["FAILED", "LaunchError", "Plan"]
+__all__ = ["FAILED", "NPROC", "LaunchError", "Plan"]
 
 FAILED = 1
 """The exit code of a job that failed without a worker's exit code."""
+NPROC = "nproc"
+"""The label that holds a node's number of workers."""
 
 
 class LaunchError(Exception):
@@ -33,7 +36,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         endpoint: The run's endpoint as the user wrote it; workers get it without its secrets.
         run_id: The run.
-        nodes: The number of launchers in a round: ``"2"`` or ``"2:4"``.
+        nodes: The number of launchers in a round: ``"2"``, ``"2:4"``, ``"4:64:4"`` or ``"4,8,16"``.
         command: The command line of each worker.
         workers: The number of workers on this node.
         max_restarts: How often to restart the workers after failures on this node.
@@ -43,6 +46,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         keep_alive_interval: Seconds between keep-alives.
         address: This node's address for the other nodes; None to detect it.
         node: This node's id; None to generate one.
+        labels: What this node says about itself.
+        domain: The label whose values are domains; empty: there are none.
+        per_domain: A round has a multiple of this number of launchers from each domain.
     """
 
     endpoint: str
@@ -57,11 +63,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_interval: float = 1.0
     address: str | None = None
     node: str | None = None
+    labels: dict[str, str] = {}
+    domain: str = ""
+    per_domain: int = 1
 
     def __post_init__(self) -> None:
         parse_endpoint(self.endpoint)
         check_id("run_id", self.run_id)
-        parse_nodes(self.nodes)
+        check_domains(parse_sizes(self.nodes), self.domain, self.per_domain)
+        if NPROC in self.labels:
+            raise ValueError(f"the label {NPROC!r} is the launcher's own: give the number of workers instead")
         if self.node is not None:
             check_id("node", self.node)
         if not self.command:

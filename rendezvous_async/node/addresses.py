@@ -47,10 +47,14 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[
 
 
 def get_socket_with_port() -> socket.socket:
-    """Return a socket that listens on a free port of localhost; close it before somebody else uses the port."""
+    """Return a socket that listens on a free port of localhost; close it before another process uses the port."""
     problem: OSError | None = None
     for family, kind, protocol, _, _ in socket.getaddrinfo("localhost", None, type=socket.SOCK_STREAM):
-        sock = socket.socket(family, kind, protocol)
+        try:
+            sock = socket.socket(family, kind, protocol)
+        except OSError as error:  # The system has no IPv6, and localhost does.
+            problem = error
+            continue
         try:
             sock.bind(("localhost", 0))
             sock.listen(0)
@@ -69,12 +73,12 @@ def get_free_port() -> int:
 
 
 def find_local_address(host: str | None = None, port: int = 9) -> str:
-    """Return an address of this machine by which others reach it, as a number: no look-up is needed.
+    """Return an address of this machine by which others reach it, in numbers, so that no lookup is needed.
 
     Args:
-        host: What all nodes talk to; the address is the one that this machine talks to it from. Without it, or if that
-            leads nowhere else, the one that the machine's name stands for, or that of the way out.
-        port: Of that host; nothing is sent there.
+        host: A host that all nodes talk to; the result is the address from which this machine talks to it. Without it,
+            or if it is this machine itself, the address of the machine's name, or of its default route.
+        port: A port of that host; nothing is sent there.
     """
     if host is not None:
         found = _source_toward(host, port)
@@ -94,11 +98,11 @@ def find_local_address(host: str | None = None, port: int = 9) -> str:
 def address_toward(endpoint: Endpoint, source: str = "") -> str:
     """Return the address of this machine that the other nodes can reach, as far as the endpoint tells.
 
-    Ask once the endpoint was reached: before that its name may not be known, and the answer would be a guess.
+    Call it once the endpoint was reached: before that, its name may not resolve, and the result would be a guess.
 
     Args:
         endpoint: Where the run's state lives.
-        source: The address of the connection by which it was reached, if it is known.
+        source: The local address of the connection to it, if known.
     """
     known = known_address(endpoint, source)
     if known:
@@ -113,7 +117,7 @@ def address_toward(endpoint: Endpoint, source: str = "") -> str:
 
 
 def known_address(endpoint: Endpoint, source: str) -> str:
-    """Return the same as far as it can be told at once, without a look-up; empty if it cannot."""
+    """Return what ``address_toward`` would if that takes no lookup; empty otherwise."""
     if endpoint.scheme == "memory":
         return "127.0.0.1"
     if is_only_here(endpoint):
@@ -133,7 +137,7 @@ def is_loopback(address: str) -> bool:
 
 
 def is_elsewhere(address: str) -> bool:
-    """Tell whether an address, or a name, is for sure not one of this machine."""
+    """Tell whether an address, or a name, is certainly not one of this machine."""
     found = _resolve(address)
     return bool(found) and not any(is_loopback(each) or _is_local(each) for each in found)
 

@@ -19,33 +19,35 @@ from rendezvous_async.node.participant import Participant
 from rendezvous_async.node.rendezvous import Rendezvous
 from rendezvous_async.settings import (
     Endpoint,
-    Settings,
     Timeouts,
     check_id,
     check_seconds,
     parse_endpoint,
-    parse_nodes,
+    settings_for,
     show_endpoint,
 )
+from rendezvous_async.sizes import parse_sizes
 
 __all__ = ["connect"]
 
 SHORTEST_INTERVAL = 0.001
 LONGEST_TTL = 86_400
-"""Seconds between keep-alives at least, and seconds without one until a node counts as lost at most."""
+"""The least seconds between keep-alives, and the most seconds without one until a node counts as lost."""
 
 
 def connect(
     endpoint: str | Endpoint | None = None,
     *,
     run_id: str,
-    nodes: int | str | tuple[int, int],
+    nodes: int | str | tuple[int, int] | list[int],
     timeouts: Timeouts | None = None,
     keep_alive_interval: float = 1.0,
     keep_alive_max_attempt: int = 5,
     ranks: str = "sticky",
     address: str | None = None,
     labels: Mapping[str, str] | None = None,
+    domain: str = "",
+    per_domain: int = 1,
     secret: str | bytes | None = None,
     tls: Any = None,
     backend: Backend | None = None,
@@ -57,14 +59,18 @@ def connect(
 
     Args:
         endpoint: Where the run's state lives, for example ``tcp://head:29400``.
-        run_id: Which run; nodes with the same run id meet.
-        nodes: How many: a count, ``"min:max"`` or ``(min, max)``.
+        run_id: The run's id; nodes with the same run id meet.
+        nodes: How many: a count, ``"min:max"`` or ``(min, max)``, ``"min:max:step"``, or the allowed sizes as a list:
+            ``"4,8,16"`` or ``[4, 8, 16]``.
         timeouts: How long to wait for what.
         keep_alive_interval: Seconds between keep-alives.
         keep_alive_max_attempt: How many keep-alives in a row must fail before the others count this node as lost.
         ranks: ``sticky``, ``sorted`` or ``label:<name>``.
         address: How other members reach this node; by default the host's name.
         labels: What this node says about itself.
+        domain: A label, for example ``"nvlink"``: nodes with equal values of it are a domain, and get contiguous ranks.
+            A node without the label is a spare.
+        per_domain: A world has a multiple of this number of nodes from each domain: whole domains only.
         secret: Shared secret of the backend, if it has one.
         tls: TLS settings of the backend, if it uses TLS.
         backend: An open backend to use instead of an endpoint; it stays open.
@@ -77,8 +83,16 @@ def connect(
     """
     timeouts = Timeouts() if timeouts is None else timeouts
     _check_types(timeouts=timeouts, backend=backend, rng=rng)
-    low, high = parse_nodes(nodes)
-    settings = Settings(low, high, ranks, timeouts.last_call, timeouts.regroup_seconds)
+    _check_domain(domain, per_domain)
+    settings = settings_for(
+        parse_sizes(nodes),
+        ranks,
+        timeouts.last_call,
+        timeouts.regroup_seconds,
+        domain,
+        per_domain,
+        float(timeouts.grow),
+    )
     if check_seconds("keep_alive_interval", keep_alive_interval) < SHORTEST_INTERVAL:
         raise ValueError(f"keep_alive_interval must be at least {SHORTEST_INTERVAL} s, not {keep_alive_interval!r}")
     attempts: object = keep_alive_max_attempt
@@ -144,15 +158,26 @@ def _check_types(*, timeouts: object, backend: object, rng: object) -> None:
         raise ValueError(f"rng must be a random.Random, not {rng!r}")
 
 
+def _check_domain(domain: object, per_domain: object) -> None:
+    if not isinstance(domain, str):
+        raise ValueError(f'domain must be the name of a label, for example "nvlink", not {domain!r:.200}')
+    if not domain.isascii() and domain.encode(errors="ignore").decode() != domain:
+        raise ValueError(f"domain must be a string that UTF-8 can encode, not {domain!r:.200}")
+    if type(per_domain) is not int:
+        raise ValueError(f"per_domain must be a count of nodes, not {per_domain!r:.200}")
+
+
 def _check_labels(labels: object) -> dict[str, str]:
-    """Return the labels: texts by name."""
+    """Return the labels; raise ValueError unless they map strings to strings."""
     if labels is None:
         return {}
     if not isinstance(labels, Mapping):
-        raise ValueError(f'labels must be texts by name, for example {{"rack": "7"}}, not {labels!r:.200}')
+        raise ValueError(f'labels must map strings to strings, for example {{"rack": "7"}}, not {labels!r:.200}')
     for name, value in labels.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise ValueError(f'labels must be texts by name, for example {{"rack": "7"}}, not {name!r}: {value!r:.200}')
+            raise ValueError(
+                f'labels must map strings to strings, for example {{"rack": "7"}}, not {name!r}: {value!r:.200}'
+            )
     return dict(labels)
 
 
@@ -160,11 +185,11 @@ def _check_identity(identity: Node) -> None:
     """Raise ValueError if other nodes could not read this one's record: they would pass it over, and it would wait."""
     address: object = identity.address
     if not isinstance(address, str):
-        raise ValueError(f"address must be a text, not {address!r:.200}")
+        raise ValueError(f"address must be a string, not {address!r:.200}")
     try:
         decode(Node, encode(identity))
     except (RendezvousStateError, UnicodeEncodeError) as error:
         raise ValueError(
-            f"address and labels must be texts of at most 1024 characters, and at most 64 labels, not "
+            f"address and labels must be strings of at most 1024 characters, and at most 64 labels, not "
             f"address={identity.address!r:.100} and labels={identity.labels!r:.200}: {error}"
         ) from error

@@ -38,20 +38,20 @@ RETRY_AFTER = 0.2
 
 
 def is_wanted(view: View, session: Session, settings: Settings) -> bool:
-    """Tell whether the post is the one of this session, or could be: only then a node needs a ``Coordinator``."""
+    """Tell whether this session has the post or could take it: only then does a node need a ``Coordinator``."""
     post = view.entry(COORDINATOR)
     return post.session == session.id if post is not None else _may_campaign(view, settings)
 
 
 def _may_campaign(view: View, settings: Settings) -> bool:
-    """Tell whether the post is vacant, and of a run that needs somebody with these settings."""
+    """Tell whether the post is vacant, and the run is open and has these settings."""
     head = view.head
     vacant = view.loaded and view.entry(COORDINATOR) is None
-    return vacant and head is not None and head.closed is None and head.settings == settings
+    return vacant and head is not None and head.closed is None and head.accepts(settings)
 
 
 class Coordinator:
-    """Takes the post when it is vacant, and does its work.
+    """Takes the post when it is vacant, and does the work that comes with it.
 
     Args:
         backend: The run's.
@@ -147,7 +147,7 @@ class Coordinator:
                         return reason
 
     async def _carry_out(self, duty: Duty, transaction: Transaction) -> None:
-        """Commit, and tell the duty how that went; then the view, unless this node may be out."""
+        """Commit and tell the duty the outcome; then tell the view, unless this node may be out."""
         commit, news = await self._send(transaction)
         if commit.won:
             duty.won(stamp_of(commit.token))
@@ -172,7 +172,7 @@ class Coordinator:
             _log.warning("run %r: passing over a node: %s", self._backend.run_id, printable(str(error)))
 
     async def _send(self, transaction: Transaction) -> tuple[Commit, list[Entry]]:
-        """Commit; return how that went, and what it says of head and post."""
+        """Commit; return the outcome, and what it says of head and post."""
         if clock.lease_now() >= self._session.deadline:
             raise RendezvousConnectionError(f"{transaction.what}: this node's session is over by its own clock")
         writes, when = writes_of(transaction, self._session.id), conditions_of(transaction)

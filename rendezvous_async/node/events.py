@@ -28,6 +28,7 @@ class EventKind(StrEnum):
     JOINED = "joined"
     NODES_WAITING = "nodes_waiting"
     MEMBER_LOST = "member_lost"
+    RESIZED = "resized"
     EVICTED = "evicted"
     CLOSING = "closing"
     CLOSED = "closed"
@@ -43,6 +44,7 @@ _LOGGED = {
     EventKind.JOINED: (logging.INFO, "joined round {round}: {detail}"),
     EventKind.NODES_WAITING: (logging.INFO, "other nodes are waiting to join; round {round} can end"),
     EventKind.MEMBER_LOST: (logging.INFO, "round {round} has lost a member"),
+    EventKind.RESIZED: (logging.INFO, "the size of round {round} is not allowed any more; the run was scaled"),
     EventKind.EVICTED: (logging.WARNING, "this node is out of round {round}"),
     EventKind.CLOSING: (logging.INFO, "closing the run: {detail}"),
     EventKind.CLOSED: (logging.INFO, "the run is closed"),

@@ -25,8 +25,8 @@ async def say_goodbye(
     """End a session; False if the backend could not be told. It never raises.
 
     Args:
-        session: What to end.
-        who: Which node leaves which run, for the log.
+        session: The session to end.
+        who: The node and the run that it leaves, for the log.
         seconds: How long to wait, ``GOODBYE`` at most.
         trouble: Returns why the backend cannot be reached, if that is known.
         level: The level of the log lines.

@@ -46,7 +46,7 @@ Start: TypeAlias = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 _log = logging.getLogger("rendezvous_async.node")
 
 SILENT = 0.5
-"""Seconds after a goodbye without an answer in which no other is said."""
+"""Seconds between an unanswered goodbye and the next attempt."""
 FOUNDERS = 8
 """How many of ``min_nodes`` nodes, on average, found a missing run at once. The others wait a moment for them."""
 FOUND_AFTER = 1.0
@@ -78,9 +78,9 @@ class Membership:
         self._who = who
         self._start = start
         self._presence = presence
-        self._agree_until: float | None = None
+        self._agreement: Deadline | None = None
         self._announced = ""
-        self._silent_until = 0.0
+        self._said_goodbye_at = -math.inf
         self._coordinator: Coordinator | None = None
         self._scopes: dict[anyio.CancelScope, None] = {}
         self._keep_alive = KeepAlive(session, who)
@@ -101,7 +101,7 @@ class Membership:
             backend: The run's.
             who: This node.
             start: Starts the owner's tasks.
-            record: What to put.
+            record: The record to put.
             deadline: When to give up.
             was_here: Whether this node had a record in an earlier session; see ``Presence``.
 
@@ -128,8 +128,8 @@ class Membership:
         presence = replace(presence, session=opened.session.id)
         membership = cls(backend, opened.session, view, who, start, presence)
         opened.session.lost.call(membership._lost)
-        view.changed.call(membership._look)
-        membership._look()
+        view.changed.call(membership._react)
+        membership._react()
         return membership
 
     def __repr__(self) -> str:
@@ -163,7 +163,7 @@ class Membership:
             self._stop(error)
 
     def _stop(self, error: RendezvousError) -> None:
-        # The news that ends this may be read before the keep-alive that is late has its turn.
+        # The news that ends this may be read before the late keep-alive gets its turn.
         self._keep_alive.report_stall()
         self.error = error
         self._first.cancel()
@@ -175,8 +175,8 @@ class Membership:
     async def arrive(self, record: Node, deadline: Deadline) -> None:
         """Put this node's record, and make sure that there is a run to arrive in.
 
-        A founder creates the run's state and takes the post in the same commit. A node that is no founder and finds no
-        run puts its record and waits for a founder; if none comes, it founds the run after all.
+        A founder creates the run's state and takes the post in the same commit. Any other node that finds no run puts
+        its record and waits for a founder; if none comes, it founds the run after all.
 
         Raises:
             RendezvousClosedError: The run is closed.
@@ -190,7 +190,7 @@ class Membership:
         while True:
             self.check()
             seen, standing = seen_by(view), view.record
-            is_patient = self._agree_until is None or clock.now() < self._agree_until
+            is_patient = self._agreement is None or self._agreement.left > 0
             step = next_step(self._presence, record, seen, standing_by(view), others, is_patient)
             others = None
             match step:
@@ -207,14 +207,14 @@ class Membership:
             if standing == view.record and seen == seen_by(view):
                 self.check()
                 await self._wait_for_news(deadline)
-        self._agree_until = None
-        self._look()
+        self._agreement = None
+        self._react()
         if self._announced != record.arrival:
             self._announced = record.arrival
             self._who.events.emit(EventKind.ARRIVED, round, record.arrival)
 
     async def _put(self, transaction: Transaction, deadline: Deadline) -> None:
-        """Send the transaction of an arrival; if somebody was faster, the view has the news."""
+        """Send the transaction of an arrival; if another node was faster, the view has the news."""
         writes, when = writes_of(transaction, self.session.id), conditions_of(transaction)
         step = self._who.step(deadline, transaction.what)
         self.view.following.learn(news_of(writes, await self._backend.commit(*writes, when=when, deadline=step)))
@@ -224,8 +224,8 @@ class Membership:
         head = self.view.head
         if head is None:
             return None
-        if self._agree_until is None:
-            self._agree_until = clock.now() + AGREE_WITHIN
+        if self._agreement is None:
+            self._agreement = Deadline.after(AGREE_WITHIN, "agree on the settings")
         with self._who.step(deadline, "read the roster").bound():
             seats = rows_of(await self._backend.list(SEATS)) if head.round else []
             return tally_others(head, seats, rows_of(await self._backend.list(NODES)), self._who.node)
@@ -238,7 +238,7 @@ class Membership:
         found_at = math.inf
         if self.view.loaded and self.view.head is None:
             found_at = now + FOUND_AFTER * (1 + self._who.rng.random())
-        then = min(deadline.at, found_at, math.inf if self._agree_until is None else self._agree_until)
+        then = min(deadline.at, found_at, math.inf if self._agreement is None else self._agreement.at)
         if not await self.view.changed.wait(None if then == math.inf else then - now) and then == found_at:
             self._presence = replace(self._presence, founds=True)
 
@@ -247,12 +247,12 @@ class Membership:
 
         It is told again before this node opens a new session, but not right after the last attempt.
         """
-        if clock.now() < self._silent_until and self._trouble() is not None:
+        if clock.now() < self._said_goodbye_at + SILENT and self._trouble() is not None:
             return False
         self.abandon()
         who = f"node {self._who.node}: leaving run {self._backend.run_id!r}"
         told = await say_goodbye(self.session, who, self._who.timeouts.close, self._trouble, level)
-        self._silent_until = clock.now() + SILENT
+        self._said_goodbye_at = clock.now()
         return told
 
     def _trouble(self) -> str | None:
@@ -263,7 +263,7 @@ class Membership:
         await self.end()
 
     def abandon(self) -> None:
-        """Stop all tasks and the watch, and say nothing: what this node wrote goes with its time, or its client."""
+        """Stop all tasks and the watch without a goodbye: what this node wrote expires, or goes with its client."""
         if self.error is None:
             self._stop(RendezvousSessionError(f"node {self._who.node} has left"))
 
@@ -293,7 +293,7 @@ class Membership:
         self._start(guard)
 
     def _fail_by(self, error: Exception) -> None:
-        """End it because of an error in one of the tasks, or in what is done in their place."""
+        """End it because of an error in a task, or in a callback."""
         if not isinstance(error, RendezvousError):
             _log.error("node %s: a background task failed; please report this", self._who.node, exc_info=error)
             cause, error = error, RendezvousSessionError(f"node {self._who.node}: a background task failed: {error!r}")
@@ -304,10 +304,10 @@ class Membership:
         """End it: the backend has said that the session is over."""
         self.fail(RendezvousSessionError(f"node {self._who.node}: the backend has ended session {self.session.id}"))
 
-    def _look(self) -> None:
-        """See to what the view shows: an error ends this, and a post to be taken needs a coordinator.
+    def _react(self) -> None:
+        """Act on what the view shows: an error ends the membership, a vacant post needs a coordinator.
 
-        It is at work from the first time that there is work for it; most nodes never have one.
+        The coordinator starts when there is first work for it; most nodes never have one.
         """
         view, who = self.view, self._who
         if self.error is not None:

@@ -18,12 +18,12 @@ class Participant:
 
     Attributes:
         node: Its id.
-        settings: What it wants the run to be.
+        settings: The settings that it wants for the run.
         timeouts: How long it waits for what.
         interval: Seconds between keep-alives.
         ttl: Seconds without one after which the others count it as lost.
         rng: Where its random ids and delays come from.
-        events: Who is told of what happens to it.
+        events: Receives what happens to it.
     """
 
     node: str
@@ -42,6 +42,6 @@ class Participant:
         """Return how long to wait for one answer on the way to a deadline.
 
         Raises:
-            RendezvousConnectionError: The deadline is over: nothing is to be sent any more.
+            RendezvousConnectionError: The deadline is over, so nothing must be sent.
         """
         return deadline.step(self.timeouts.heartbeat, f"node {self.node}: {what}")

@@ -14,7 +14,7 @@ from types import TracebackType
 
 import anyio
 
-from rendezvous_async.admin import close_run, evict_node, read_status
+from rendezvous_async.admin import close_run, evict_node, let_newcomers_in, read_status, scale_run
 from rendezvous_async.aio import clock
 from rendezvous_async.aio.deadline import Deadline, answer_within
 from rendezvous_async.backends.base import Backend
@@ -22,6 +22,7 @@ from rendezvous_async.backends.options import BackendOptions
 from rendezvous_async.backends.outage import Outage
 from rendezvous_async.core.diagnosis import Status
 from rendezvous_async.core.rules import Change, Joined, Mismatch, Pending, Shut, admit
+from rendezvous_async.core.spec import Spec
 from rendezvous_async.core.state import LIFE_LENGTH, STATE, Last, Node
 from rendezvous_async.errors import (
     RendezvousClosedError,
@@ -51,9 +52,9 @@ class Rendezvous:
     """A node's place in a run; made by ``connect``, used as an async context manager.
 
     Attributes:
-        run_id: Which run.
+        run_id: The run's id.
         node: This node's id.
-        settings: What this node wants the run to be.
+        settings: What this node brings. What holds now may have been changed by ``scale()``: see ``status()``.
         world: The world of the last ``join()``; None before the first.
     """
 
@@ -132,9 +133,9 @@ class Rendezvous:
     def worlds(self) -> Worlds:
         """Return the worlds of this node, one after another, for ``async for``: a job's own loop.
 
-        Each turn is a ``join()``, with its errors; a run that is closed ends the loop, for members and spares alike. To
-        ask for the next world while the last one still holds is to return to the barrier. After a ``break`` or an
-        exception this node is still in its world: ``leave()``, or leave the rendezvous.
+        Each turn is a ``join()``, with its errors; a run that is closed ends the loop, for members and spares alike. A
+        turn while the last world still holds returns this node to the barrier. After a ``break`` or an exception this
+        node is still in its world: call ``leave()``, or leave the rendezvous.
         """
         return Worlds(self)
 
@@ -154,7 +155,7 @@ class Rendezvous:
         """
         supervisor = await self._entered()
         self._who.events.emit(EventKind.CLOSING, detail=reason)
-        with answer_within(self._who.timeouts.close, f"close run {self.run_id!r}"):
+        with answer_within(self._who.timeouts.close, f"close run {self.run_id!r}", supervisor.trouble):
             backend = await supervisor.open_backend()
             await close_run(backend, reason, self.node, self.settings)
             state = await backend.get(STATE)
@@ -162,16 +163,57 @@ class Rendezvous:
             # This node must not see its world go on until the push comes.
             supervisor.membership.view.following.learn([state])
 
-    async def evict(self, node: str) -> bool:
-        """Throw another node out; it learns that it is out, and may join again. False if it is not here."""
+    async def scale(
+        self, nodes: int | str | tuple[int, int] | list[int] | None = None, target: int | None = None
+    ) -> Spec:
+        """Change the sizes that worlds of this run may have, or the target, while it runs; return what holds then.
+
+        Nodes that were started with the old sizes still match. A world that is too large now re-forms
+        (``Change.RESIZED``), and its last ranks become spares; one that is too small is kept until a larger can form.
+        A call without an answer can be repeated: what holds already is no change.
+
+        Args:
+            nodes: The sizes, as ``connect`` takes them; None keeps them. New sizes drop the old target.
+            target: The size that no world exceeds; a world of this size forms at once. 0 removes the target.
+
+        Raises:
+            ValueError: Neither is given, or no world can have these sizes or that target.
+            RendezvousClosedError: The run is closed.
+            RendezvousStateError: There is no run: nobody has joined it yet.
+            RendezvousConnectionError: The backend did not answer within ``timeouts.close``.
+        """
         supervisor = await self._entered()
-        with answer_within(self._who.timeouts.close, f"evict node {node!r}"):
+        with answer_within(self._who.timeouts.close, f"scale run {self.run_id!r}", supervisor.trouble):
+            return await scale_run(await supervisor.open_backend(), nodes, target)
+
+    async def grow(self) -> None:
+        """Let in newcomers that are held back (``Timeouts.grow``), at a checkpoint for example; a no-op without any.
+
+        All members learn ``Change.NODES_WAITING``; one of them is enough to call this.
+
+        Raises:
+            RendezvousClosedError: The run is closed.
+            RendezvousStateError: There is no run: nobody has joined it yet.
+            RendezvousConnectionError: The backend did not answer within ``timeouts.close``.
+        """
+        supervisor = await self._entered()
+        membership = supervisor.membership
+        head = None if membership is None else membership.view.head
+        if head is not None and head.closed is None and not head.held_back:
+            return  # A checkpoint is frequent, newcomers are rare: what was pushed says it without a request.
+        with answer_within(self._who.timeouts.close, f"grow run {self.run_id!r}", supervisor.trouble):
+            await let_newcomers_in(await supervisor.open_backend())
+
+    async def evict(self, node: str) -> bool:
+        """Remove another node; it learns that it is out, and may join again. False if it is not here."""
+        supervisor = await self._entered()
+        with answer_within(self._who.timeouts.close, f"evict node {node!r}", supervisor.trouble):
             return await evict_node(await supervisor.open_backend(), node)
 
     async def status(self) -> Status:
-        """Read how the run stands; ``str()`` of it explains itself."""
+        """Read the status of the run; its ``str()`` explains itself."""
         supervisor = await self._entered()
-        with answer_within(self._who.timeouts.close, f"read the status of run {self.run_id!r}"):
+        with answer_within(self._who.timeouts.close, f"read the status of run {self.run_id!r}", supervisor.trouble):
             return await read_status(await supervisor.open_backend())
 
     def events(self) -> AsyncIterator[Event]:
@@ -179,7 +221,7 @@ class Rendezvous:
         return self._who.events.read()
 
     def listen(self, listener: Callable[[Event], None]) -> None:
-        """Let ``listener`` be called with each event in the very moment that it happens; an error is logged."""
+        """Call ``listener`` with each event as it happens; an error of the listener is logged."""
         self._who.events.listen(listener)
 
     # Joining
@@ -237,7 +279,7 @@ class Rendezvous:
         return deadline
 
     def _admission(self, membership: Membership, record: Node) -> Joined | Mismatch | Pending:
-        """Return how this arrival stands: in once the head names an attempt that gave it a seat.
+        """Return whether this arrival is in: it is once the head names the attempt that gave it a seat.
 
         Raises:
             RendezvousClosedError: The run is closed.
@@ -277,14 +319,14 @@ class Rendezvous:
         status: Status | None = None
         if supervisor.backend is not None:
             try:
-                with answer_within(self._who.timeouts.heartbeat, "read the status"):
+                with answer_within(self._who.timeouts.heartbeat, "read the status", supervisor.trouble):
                     status = await read_status(supervisor.backend)
             except RendezvousError as error:
                 troubles = (*troubles, str(error))
         return RendezvousTimeoutError("\n  ".join([message, *troubles]), status)
 
     def _report(self, membership: Membership) -> None:
-        """Tell of what has happened to the world. At the barrier this node has none, and only a close is news."""
+        """Report what has happened to the world. At the barrier this node has none, and only a close is news."""
         if self._supervisor is None or self._supervisor.membership is not membership:
             return
         head = membership.view.head

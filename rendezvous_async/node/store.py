@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 import anyio
+import msgspec
 
 from rendezvous_async.aio.deadline import Deadline, answer_within
 from rendezvous_async.aio.signal import Notice
@@ -24,6 +25,10 @@ __all__ = ["Store"]
 DEFAULT_TIMEOUT = 300.0
 MAX_TOLD = 64
 """How many passed barriers a member reports at once."""
+MAX_GATHERED = 1024 * 1024
+"""Bytes that a gather may have in all: every member gets all of them."""
+GATHER = "=gather"
+"""The barrier of a gather; an encoded name has no such sign in it."""
 
 
 class Store:
@@ -31,10 +36,10 @@ class Store:
 
     Args:
         backend: The run's.
-        round: Whose store it is.
+        round: The round's number.
         token: The round's fencing token.
-        rank: Of this member, for barriers.
-        size: Of the world, for barriers.
+        rank: This member's rank, for barriers.
+        size: The size of the world, for barriers.
         check: Raises if this node is out.
         news: Fires when that may have changed, so that a wait can end.
         call_timeout: For one call to the backend; a node that waits longer is out anyway.
@@ -189,60 +194,106 @@ class Store:
             RendezvousTimeoutError: Some did not come; the text names their ranks.
             RendezvousFencedError: The round is over.
         """
+        await self._meet_within(timeout, encode_segment(name), f"barrier {name!r}")
+
+    async def gather(self, value: bytes, timeout: float = DEFAULT_TIMEOUT) -> list[bytes]:
+        """Return the values of all members by rank, once every member has called this as often as this one has.
+
+        A barrier that carries a small value: each member writes one key and waits for one, in which rank 0 puts all.
+        Failed calls do not count, as with ``barrier``. All values together have at most 1 MiB, or a quarter of what the
+        backend takes at once. They stay in the backend until a later barrier or gather, or until the round ends.
+
+        Raises:
+            ValueError: The value is too large for a world of this size.
+            RendezvousTimeoutError: Some did not come; the text names their ranks.
+            RendezvousFencedError: The round is over.
+        """
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise TypeError(f"a value to gather must be bytes, not {value!r:.200}")
+        value = bytes(value)
+        most = min(MAX_GATHERED, self._backend.max_bytes // 4) // self._size
+        if len(value) > most:
+            raise ValueError(
+                f"in a world of {self._size}, a value to gather has at most {most} bytes, not {len(value)}: put it "
+                "into the store or onto a shared disk, and gather where it is"
+            )
+        gathered = await self._meet_within(timeout, GATHER, "gather()", value)
+        values: list[bytes] = msgspec.msgpack.decode(gathered, type=list[bytes])
+        return values
+
+    async def _meet_within(self, timeout: float, name: str, what: str, value: bytes | None = None) -> bytes:
+        """Meet all other members at the next barrier of a name; return the values of all, packed, if it is a gather."""
         check_seconds("timeout", timeout)
         self._barriers[name] += 1
         number = self._barriers[name]
-        barrier = f"{encode_segment(name)}-{number}"
+        barrier = f"{name}-{number}"
         passed = False
         try:
             with anyio.move_on_after(timeout):
-                await self._meet(barrier)
+                gathered = await self._meet(barrier, value)
                 passed = True
-                return
-            if why := await self._explain(name, self._barrier_key + barrier, timeout):
+                return gathered
+            place = self._barrier_key + barrier
+            if why := await self._explain(what, place, timeout):
                 raise RendezvousTimeoutError(why)
+            gathered = await self._result_at(place)
             passed = True
+            return gathered
         finally:
             if passed:
                 self._passed[barrier] = None
             elif self._barriers[name] == number:
                 self._barriers[name] -= 1  # Let the next call try this one again.
 
-    async def _meet(self, barrier: str) -> None:
+    async def _meet(self, barrier: str, value: bytes | None) -> bytes:
         place = self._barrier_key + barrier
         told = list(self._passed)[:MAX_TOLD]
-        arrival = Put(f"{place}/{self._rank}", "/".join(told).encode())
+        report = "/".join(told).encode()
+        arrival = Put(f"{place}/{self._rank}", report if value is None else report + b"\n" + value)
         if not (await self._write(arrival, when=Condition(place, None))).won:
-            return  # All were here already; an earlier call of this member had failed.
+            return await self._result_at(place)  # All were here already; an earlier call of this member had failed.
+        result: dict[str, bytes] = {}
         if self._rank == 0:
             here: dict[str, bytes] = {}
             await self._watch([f"{place}/"], here, self._size)
             over = self._over(here)
             self._telling.setdefault(barrier, set())
-            await self._write(Put(place, b""), *[Delete(self._barrier_key + each) for each in (f"{barrier}/", *over)])
+            if value is not None:
+                values = [here[f"{place}/{rank}"].partition(b"\n")[2] for rank in range(self._size)]
+                result[place] = msgspec.msgpack.encode(values)
+            put = Put(place, result.get(place, b""))
+            await self._write(put, *[Delete(self._barrier_key + each) for each in (f"{barrier}/", *over)])
             for each in over:
                 self._telling.pop(each, None)
         else:
-            await self._watch([place], {}, 1)
+            await self._watch([place], result, 1)
         for each in told:
             self._passed.pop(each, None)
+        return result.get(place, b"")
+
+    async def _result_at(self, place: str) -> bytes:
+        """Return what rank 0 wrote at a barrier that all have reached; it stays until this member has reported it."""
+        entry = await self._read(place)
+        if entry is None or entry.value is None:
+            raise RendezvousFencedError(f"{self!r}: round {self._round} is over; join() again for the next one")
+        return entry.value
 
     def _over(self, here: Mapping[str, bytes]) -> list[str]:
-        """Return the barriers that all members have reported to have passed, with the reports in ``here``."""
+        """Return the barriers that all members have reported as passed, with the reports in ``here``."""
         for key, told in here.items():
-            for barrier in told.decode("ascii", "replace").split("/"):
+            for barrier in told.partition(b"\n")[0].decode("ascii", "replace").split("/"):
                 if barrier in self._telling:
                     self._telling[barrier].add(key.rpartition("/")[2])
         return [barrier for barrier, ranks in self._telling.items() if len(ranks) == self._size][:MAX_TOLD]
 
-    async def _explain(self, name: str, place: str, timeout: float) -> str | None:
+    async def _explain(self, what: str, place: str, timeout: float) -> str | None:
         """Return who did not come to a barrier in time; None if all did."""
         with answer_within(self._call_timeout, "see who is at the barrier"):
             there = {entry.key.rpartition("/")[2] for entry in (await self._backend.list(f"{place}/")).entries}
             if not there and await self._backend.get(place) is not None:
                 return None
         absent = [rank for rank in range(self._size) if str(rank) not in there]
-        return f"{self!r}: barrier {name!r} waited {timeout:g} s; ranks that did not come: {absent}"
+        return f"{self!r}: {what} waited {timeout:g} s; ranks that did not come: {absent}"
 
     def _key(self, key: str) -> str:
         return self._keys + encode_segment(key)
@@ -313,5 +364,5 @@ def _bytes(value: bytes | str) -> bytes:
     if isinstance(value, str):
         return value.encode()
     if not isinstance(value, bytes | bytearray | memoryview):
-        raise TypeError(f"a value must be bytes or a text, not {value!r}")
+        raise TypeError(f"a value must be bytes or a string, not {value!r}")
     return bytes(value)

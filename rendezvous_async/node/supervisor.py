@@ -44,8 +44,8 @@ class Supervisor:
         run_id: The run that it takes part in.
         source: Where the run's state lives: an endpoint, opened at the first use and closed at the end, or a backend
             that is open already, and stays open.
-        options: Of the endpoint, if it is one.
-        outage: Told when the backend cannot be reached.
+        options: The endpoint's options, if the source is an endpoint.
+        outage: Where it is reported that the backend cannot be reached.
 
     Attributes:
         backend: None until it is first needed.
@@ -160,6 +160,10 @@ class Supervisor:
         finally:
             self._pending.remove(done)
 
+    def trouble(self) -> str | None:
+        """Return why the backend cannot be reached now, if that is known."""
+        return None if self.backend is None else self.backend.trouble
+
     async def open_backend(self) -> Backend:
         """Return the backend; open it if this is the first time.
 
@@ -214,7 +218,7 @@ class Supervisor:
             self._unended.append(self.membership)
             self.membership = None
         for membership in tuple(self._unended):
-            if await membership.end(level) and membership in self._unended:  # Somebody else may have done the same.
+            if await membership.end(level) and membership in self._unended:  # Another task may have done so.
                 self._unended.remove(membership)
 
     def _left(self) -> RendezvousError:

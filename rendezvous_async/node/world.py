@@ -18,7 +18,7 @@ from rendezvous_async.core.rules import Change, Joined, change_of, changes_of, f
 from rendezvous_async.core.state import SEATS, Closed, Member, Seat, node_of
 from rendezvous_async.errors import RendezvousError, RendezvousFencedError
 from rendezvous_async.node.membership import Membership
-from rendezvous_async.node.store import Store
+from rendezvous_async.node.store import DEFAULT_TIMEOUT, Store
 
 __all__ = ["Glance", "UntilChanged", "World"]
 
@@ -29,7 +29,8 @@ class Glance(NamedTuple):
     Attributes:
         closed: Who closed the run, and why; None while it is open.
         out: This node is out of the round.
-        pending: How many nodes wait for the next round, or were lost from this one.
+        pending: How many nodes wait for the next round, or were lost from this one; at least 1 if the run was scaled,
+            so that this round is too large.
     """
 
     closed: Closed | None
@@ -41,7 +42,7 @@ class World:
     """A round that this node holds.
 
     Attributes:
-        run_id: Whose round it is.
+        run_id: The run's id.
         node: This node's id.
         round: The round's number; it only grows.
         rank: This node's place, 0 to ``size - 1``.
@@ -88,8 +89,9 @@ class World:
     async def changed(self, *changes: Change) -> Change:
         """Wait until something has happened to this world, and say what; at once if it already has.
 
-        ``CLOSED`` (somebody ended the run) beats ``EVICTED`` (this node is out of the round) beats ``MEMBER_LOST``
-        beats ``NODES_WAITING`` (somebody is at the barrier). After the last three, ``join()`` again.
+        ``CLOSED`` (the run is over) beats ``EVICTED`` (this node is out of the round) beats ``MEMBER_LOST`` beats
+        ``RESIZED`` (the run was scaled, and this world is too large now) beats ``NODES_WAITING`` (other nodes are at
+        the barrier). After the last four, ``join()`` again.
 
         Args:
             *changes: Wait for one of these, by default for any. Each counts as soon as it is true, also while a more
@@ -138,7 +140,7 @@ class World:
         head, membership = self._membership.view.head, self._membership
         change = change_of(head, self._joined)
         out = membership.error is not None or now >= membership.session.deadline
-        count = 0 if head is None else head.waiting + head.lost
+        count = 0 if head is None else max(head.waiting + head.lost, int(change is Change.RESIZED))
         return Glance(None if head is None else head.closed, out or change is Change.EVICTED, count)
 
     async def members(self) -> tuple[Member, ...]:
@@ -161,6 +163,16 @@ class World:
                 raise RendezvousFencedError(f"{self!r}: round {self.round} is over; join() again for the next one")
             self._members = tuple(sorted(members, key=lambda member: member.rank))
         return self._members
+
+    async def gather(self, value: bytes, timeout: float = DEFAULT_TIMEOUT) -> list[bytes]:
+        """Return everybody's small value, by rank, at once with a barrier; see ``Store.gather``.
+
+        Raises:
+            ValueError: The value is too large for a world of this size.
+            RendezvousTimeoutError: Some did not come in time; the text names their ranks.
+            RendezvousFencedError: The round is over.
+        """
+        return await self.store.gather(value, timeout)
 
     def check(self) -> None:
         """Raise if this node is out of the round, as far as it knows and by its own clock.
@@ -190,9 +202,9 @@ class UntilChanged:
         self._stack = ExitStack()
 
     async def __aenter__(self) -> UntilChanged:
-        self._stack.enter_context(self._changed.calling(self._look))
+        self._stack.enter_context(self._changed.calling(self._cancel_if_changed))
         self._stack.enter_context(self._scope)
-        self._look()
+        self._cancel_if_changed()
         return self
 
     async def __aexit__(
@@ -203,7 +215,7 @@ class UntilChanged:
             self.change = self._ending() or self._cause  # A node that waited may have left since.
         return swallow
 
-    def _look(self) -> None:
+    def _cancel_if_changed(self) -> None:
         change = self._ending()
         if change is not None:
             self._cause = change

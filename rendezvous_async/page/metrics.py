@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from rendezvous_async.backends.tcp.server.counts import Durations
-from rendezvous_async.core.diagnosis import Role
+from rendezvous_async.core.diagnosis import Role, Status
 from rendezvous_async.page.overview import Overview
 
 __all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
@@ -71,8 +71,11 @@ class Metrics(Collector):
             "closed": "1 if the run is closed.",
             "missing": "Nodes still needed to form a round.",
             "absent": "Members that were lost or left.",
+            "usable": "Nodes in the largest world that the nodes here can form.",
+            "held_back": "Newcomers that are not let in yet.",
+            "generation": "How often the run was scaled.",
         }
-        values = [(id, (run.round, int(run.closed is not None), run.missing, len(run.absent))) for id, run in runs]
+        values = [(id, _figures_of(run)) for id, run in runs]
         for place, (name, help) in enumerate(families.items()):
             family = GaugeMetricFamily(f"rdzv_run_{name}", help, labels=("run_id",))
             for id, figures in values:
@@ -84,6 +87,13 @@ class Metrics(Collector):
             for role in Role:
                 nodes.add_metric((id, role.value), roles[role])
         yield nodes
+
+
+def _figures_of(run: Status) -> tuple[int, ...]:
+    usable = 0 if run.fit is None else run.fit.usable
+    generation = 0 if run.spec is None else run.spec.generation
+    closed = int(run.closed is not None)
+    return run.round, closed, run.missing, len(run.absent), usable, run.held_back, generation
 
 
 def _gauge(name: str, help: str, value: float) -> Metric:

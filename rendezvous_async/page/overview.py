@@ -41,7 +41,7 @@ class ShownRun(msgspec.Struct, frozen=True):
 
     Attributes:
         run_id: The run.
-        status: Its status; None if its records are damaged.
+        status: Its status, with every field of ``core.diagnosis.Status``; None if its records are damaged.
         explanation: The whole status in words, as ``rdzv status`` prints it.
         why: The state, and why a round has not formed, in lines; without the lists that ``status`` has.
         last_seen: For each node, the seconds since its last keep-alive.
@@ -72,7 +72,7 @@ class Overview:
         self._took = 0.0
         server.listeners.append(self._on_change)
         self._dirty = dict.fromkeys(self.run_ids())
-        self._look()
+        self._note_changes()
         self.rounds_formed = 0  # Rounds from before are not counted.
 
     def run_ids(self) -> list[str]:
@@ -130,9 +130,9 @@ class Overview:
         if self._dirty and self._timer is None:
             # A large run changes a thousand times while it forms; looking may use at most 5 % of the server's time.
             delay = max(LOOK_AFTER, 20 * self._took)
-            self._timer = asyncio.get_running_loop().call_later(delay, self._look)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._note_changes)
 
-    def _look(self) -> None:
+    def _note_changes(self) -> None:
         self._timer = None
         now = clock.now()
         dirty, self._dirty = list(self._dirty), {}

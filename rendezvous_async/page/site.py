@@ -2,6 +2,9 @@
 
 It does not know the pages: each path maps to a function that makes its document. With a secret, every document that is
 not public requires it, as the password of HTTP Basic (with any user name) or as a bearer token.
+
+This is not an ASGI server: those count and time a connection only after its TLS handshake. Here the main port's
+``door`` does so from the accept on, and h11 does the rest.
 """
 
 from __future__ import annotations

@@ -97,7 +97,8 @@ class EndpointRendezvousBackend(RendezvousBackend):
         return result
 
     async def _within(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
-        with answer_within(self._read_timeout, f"{self!r}"):
+        backend = self._held.backend
+        with answer_within(self._read_timeout, f"{self!r}", lambda: None if backend is None else backend.trouble):
             return await function(*args)
         raise AssertionError("unreachable")
 

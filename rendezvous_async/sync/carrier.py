@@ -1,4 +1,4 @@
-"""What carries a handler's run: how it opens the backend where the run lives, and what it knows of the place.
+"""Where a handler's run lives, and how to open its backend.
 
 ``carry`` is the one way from a classic ``RendezvousBackend`` to a backend that can carry a rendezvous.
 """
@@ -27,10 +27,10 @@ class Carrier:
     """Where a run lives.
 
     Attributes:
-        place: Its name in messages; two runs of one id are the same one if their places are equal.
+        place: Its name in messages; two runs with one id are the same run if their places are equal.
         open: Opens the backend of a run there; the caller closes it.
-        endpoint: Of that place, from which a node's address is found out; None if it has none.
-        held: Stays open for as long as its handlers are there: it may host the server, or be where the run lives.
+        endpoint: Its endpoint, for detecting a node's address; None if it has none.
+        held: Kept open as long as a handler uses it: it may host the server, or hold the run itself.
     """
 
     place: str
@@ -44,10 +44,10 @@ def at_endpoint(endpoint: str | Endpoint, **options: Any) -> Carrier:
 
     Args:
         endpoint: For example ``tcp://head:29400``.
-        **options: Of the endpoint.
+        **options: The endpoint's options.
     """
     where = parse_endpoint(endpoint) if isinstance(endpoint, str) else endpoint
-    asked = read_options(find_scheme(where).options, where, options)  # Wrong ones are an error here, not at a join.
+    asked = read_options(find_scheme(where).options, where, options)  # Reject wrong options here, not at a join.
     namespace = options.get("namespace", where.options.get("namespace", ""))
     return Carrier(f"{where} {namespace}".rstrip(), partial(_start, where, asked), where)
 
@@ -56,7 +56,7 @@ def carry(backend: RendezvousBackend) -> Carrier:
     """Return what carries a rendezvous for a classic backend.
 
     Raises:
-        TypeError: It has not the methods of one.
+        TypeError: It lacks a method of one.
     """
     if isinstance(backend, EndpointRendezvousBackend):
         options = backend.options
@@ -64,9 +64,9 @@ def carry(backend: RendezvousBackend) -> Carrier:
             # The backend hosts the server already: the handler is its client, and hosts only when it is gone.
             options = {**options, "is_host": "auto"}
         return replace(at_endpoint(backend.endpoint, **options), held=backend)
-    for name in ("get_state", "set_state"):
-        if not callable(getattr(backend, name, None)):
-            raise TypeError(f"a RendezvousBackend has name, get_state() and set_state(), not {backend!r}")
+    methods = (getattr(backend, name, None) for name in ("get_state", "set_state"))
+    if isinstance(backend, type) or not hasattr(backend, "name") or not all(map(callable, methods)):
+        raise TypeError(f"a RendezvousBackend has name, get_state() and set_state(), unlike {backend!r}")
     return Carrier(f"{backend.name} {backend!r}", partial(_start_over, backend), held=backend)
 
 

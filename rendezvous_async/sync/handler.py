@@ -12,6 +12,7 @@ Keep a reference to the handler: a dropped one leaves the run, as if the process
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import socket
@@ -110,6 +111,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     Raises:
         ValueError: A setting is invalid.
+        TypeError: The store is not one.
     """
 
     def __init__(
@@ -122,6 +124,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         local_addr: str | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> None:
+        if store is not None and not all(callable(getattr(store, name, None)) for name in ("get", "set")):
+            raise TypeError(f"a store has get() and set(), unlike {store!r}")
         self.settings = settings
         self.node: str = f"{socket.gethostname()}_{os.getpid()}_{random.Random().getrandbits(32):08x}"
         self._name = backend
@@ -135,6 +139,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._end: ClosedRun | None = None
         self._connect = partial(_connect, settings, dict(labels or {}), self.node)
         self._connect(self._address)  # Reject invalid settings here, not at the first join.
+        if settings.domain and settings.domain not in (labels or {}):
+            _log.warning(
+                "node %s has no label %r, the domain of run %r, so it can only be a spare: set the option label_%s",
+                *(self.node, settings.domain, settings.run_id, settings.domain),
+            )
 
     @classmethod
     def from_backend(
@@ -172,7 +181,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
             timedelta(seconds=keep_alive_interval),
             keep_alive_max_attempt,
         )
-        return cls(backend.name, carry(backend), settings, store=store, local_addr=local_addr)
+        carrier = carry(backend)
+        return cls(backend.name, carrier, settings, store=store, local_addr=local_addr)
 
     def __repr__(self) -> str:
         return f"<DynamicRendezvousHandler {self._name} run={self.settings.run_id!r} node={self.node!r}>"
@@ -238,7 +248,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         """Return how many nodes wait for the next round or were lost from this one. A member uses pushed state.
 
         If it is not 0, call ``next_rendezvous()``. It is 0 when the run is closed, and at least 1 when this node is out
-        of its round.
+        of its round or when the run was scaled and the round is too large now. Neither spares nor newcomers that are
+        held back (``grow``) count.
         """
         seen = self._glance()
         if (seen is None or seen.out) and self._known_end() is not None:
@@ -336,18 +347,21 @@ def _connect(
         "memory://anywhere" if backend is None else None,
         backend=backend,
         run_id=settings.run_id,
-        nodes=(settings.min_nodes, settings.max_nodes),
+        nodes=settings.sizes or (settings.min_nodes, settings.max_nodes),
         timeouts=Timeouts(
             join=timeout.join.total_seconds(),
             last_call=timeout.last_call.total_seconds(),
             regroup=timeout.regroup.total_seconds(),
             close=timeout.close.total_seconds(),
             heartbeat=timeout.heartbeat.total_seconds(),
+            grow=math.inf if timeout.grow == timedelta.max else timeout.grow.total_seconds(),
         ),
         keep_alive_interval=settings.keep_alive_interval.total_seconds(),
         keep_alive_max_attempt=settings.keep_alive_max_attempt,
         ranks=settings.ranks,
         address=address,
         labels=labels,
+        domain=settings.domain,
+        per_domain=settings.per_domain,
         node=node,
     )

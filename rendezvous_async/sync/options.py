@@ -7,6 +7,7 @@ typos.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +16,16 @@ from urllib.parse import quote
 
 from rendezvous_async.backends.access import TLS_FILES, access_options
 from rendezvous_async.node.addresses import parse_rendezvous_endpoint
-from rendezvous_async.settings import DEFAULT_PORTS, Endpoint, format_address, parse_endpoint, parse_seconds
+from rendezvous_async.settings import (
+    DEFAULT_PORTS,
+    Endpoint,
+    as_number,
+    check_grow,
+    format_address,
+    parse_endpoint,
+    parse_seconds,
+)
+from rendezvous_async.sizes import parse_sizes
 from rendezvous_async.sync.backend import READ_TIMEOUT
 from rendezvous_async.sync.params import RendezvousParameters, RendezvousSettings, RendezvousTimeout, whole_number
 
@@ -43,7 +53,11 @@ _RUN_OPTIONS = frozenset(
         "regroup_timeout",
         "keep_alive_interval",
         "keep_alive_max_attempt",
+        "grow_timeout",
         "ranks",
+        "sizes",
+        "domain",
+        "per_domain",
         "namespace",
         "read_timeout",
     }
@@ -91,6 +105,7 @@ def read_settings(params: RendezvousParameters) -> RendezvousSettings:
         _seconds(params, "close_timeout"),
         _seconds(params, "heartbeat_timeout"),
         _fraction(params, "regroup_timeout"),
+        _grow(params),
     )
     return RendezvousSettings(
         params.run_id,
@@ -100,6 +115,9 @@ def read_settings(params: RendezvousParameters) -> RendezvousSettings:
         timedelta(seconds=_count_seconds(params, "keep_alive_interval", 1)),
         _count(params, "keep_alive_max_attempt", 5),
         str(params.get("ranks", "sticky")),
+        _sizes(params),
+        params.get("domain", ""),
+        _count(params, "per_domain", 1),
     )
 
 
@@ -140,13 +158,11 @@ def find_endpoint(kind: str, params: RendezvousParameters) -> Endpoint:
 
 def _is_encrypted(params: RendezvousParameters) -> bool:
     """Return whether to use TLS for etcd, which any TLS file implies."""
-    files = _named_files(params)
+    given = sorted(name for name in (*TLS_FILES, *_CLASSIC_FILES) if params.get(name))
     protocol = _word(params, "protocol", ("http", "https")) if params.get("protocol") is not None else None
-    if files and protocol == "http":
-        raise ValueError(
-            f"the rendezvous option 'protocol' is 'http', which has no TLS, but {', '.join(sorted(files))} is set"
-        )
-    return bool(files) or protocol == "https"
+    if given and protocol == "http":
+        raise ValueError(f"the rendezvous option 'protocol' is 'http', which has no TLS, but {given[0]!r} is set")
+    return bool(given) or protocol == "https"
 
 
 def _named_files(params: RendezvousParameters) -> dict[str, str]:
@@ -203,13 +219,34 @@ def _seconds(params: Any, name: str) -> timedelta | None:
     return None if params.get(name) is None else timedelta(seconds=_count_seconds(params, name, 0))
 
 
-def _fraction(params: Any, name: str) -> timedelta | None:
-    value = params.get(name)
+def _sizes(params: Any) -> str:
+    """Return the sizes as text. torchrun splits its --rdzv-conf at commas, so a list may have slashes instead."""
+    value = params.get("sizes")
+    if value is None:
+        return ""
+    try:
+        return str(parse_sizes(value.replace("/", ",") if isinstance(value, str) else value))
+    except ValueError as error:
+        raise ValueError(f"the rendezvous option 'sizes': {error}") from None
+
+
+def _grow(params: Any) -> timedelta | None:
+    """Return how long to hold newcomers back: 0 or more; ``timedelta.max`` for ``inf``."""
+    name, value = "grow_timeout", params.get("grow_timeout")
     if value is None:
         return None
-    seconds = parse_seconds(f"the rendezvous option {name!r}", value)
+    seconds = check_grow(f"the rendezvous option {name!r}", as_number(value))
+    return timedelta.max if seconds == math.inf else _timedelta(name, seconds)
+
+
+def _fraction(params: Any, name: str) -> timedelta | None:
+    value = params.get(name)
+    return None if value is None else _timedelta(name, parse_seconds(f"the rendezvous option {name!r}", value))
+
+
+def _timedelta(name: str, seconds: float) -> timedelta:
     if seconds > MAX_SECONDS:
-        raise ValueError(f"the rendezvous option {name!r} must be at most {MAX_SECONDS} seconds, not {value!r}")
+        raise ValueError(f"the rendezvous option {name!r} must be at most {MAX_SECONDS} seconds, not {seconds!r}")
     return timedelta(seconds=seconds)
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from rendezvous_async.sizes import parse_sizes
+
 __all__ = ["RendezvousParameters", "RendezvousSettings", "RendezvousTimeout"]
 
 _TRUE = frozenset({"1", "true", "t", "yes", "y"})
@@ -104,6 +106,8 @@ class RendezvousTimeout:
         close: For leaving and closing.
         heartbeat: For the answer to one keep-alive.
         regroup: For late nodes when a round re-forms; not in the classic. Default: ``last_call``, at most 3 s.
+        grow: For more newcomers, before they make the world larger; not in the classic. Default: 0, for none.
+            ``timedelta.max`` lets them in only after a loss, or by ``rdzv scale --grow``.
     """
 
     def __init__(
@@ -113,12 +117,14 @@ class RendezvousTimeout:
         close: timedelta | None = None,
         heartbeat: timedelta | None = None,
         regroup: timedelta | None = None,
+        grow: timedelta | None = None,
     ) -> None:
         self.join: timedelta = _positive("join", join, 600)
         self.last_call: timedelta = _positive("last_call", last_call, 30)
         self.close: timedelta = _positive("close", close, 30)
         self.heartbeat: timedelta = _positive("heartbeat", heartbeat, 5)
         self.regroup: timedelta = _positive("regroup", regroup, min(self.last_call.total_seconds(), 3))
+        self.grow: timedelta = _at_least(timedelta(0), "0 or more", "grow", grow, 0)
 
     def __repr__(self) -> str:
         return (
@@ -127,10 +133,14 @@ class RendezvousTimeout:
 
 
 def _positive(name: str, value: timedelta | None, default: float) -> timedelta:
+    return _at_least(timedelta.resolution, "positive", name, value, default)
+
+
+def _at_least(least: timedelta, wanted: str, name: str, value: timedelta | None, default: float) -> timedelta:
     value = timedelta(seconds=default) if value is None else value
     _check_type(f"the {name} timeout", value, timedelta, "a timedelta")
-    if value <= timedelta(0):
-        raise ValueError(f"the {name} timeout must be positive, not {value}")
+    if value < least:
+        raise ValueError(f"the {name} timeout must be {wanted}, not {value}")
     return value
 
 
@@ -152,6 +162,13 @@ class RendezvousSettings:
         keep_alive_interval: The time between keep-alives.
         keep_alive_max_attempt: Consecutive missed keep-alives after which this node counts as lost.
         ranks: The rank policy: ``sticky``, ``sorted`` (the classic's) or ``label:<name>``; not in the classic.
+        sizes: The sizes that a round may have, all from ``min_nodes`` to ``max_nodes``: ``4:64:4`` or ``4,8,16``;
+            empty: every size. Not in the classic.
+        domain: The label whose values are domains; empty: there are none. Not in the classic.
+        per_domain: A round has a multiple of this number of nodes from each domain. Not in the classic.
+
+    Raises:
+        ValueError: A size is less than ``min_nodes`` or more than ``max_nodes``.
     """
 
     run_id: str
@@ -161,6 +178,9 @@ class RendezvousSettings:
     keep_alive_interval: timedelta = timedelta(seconds=1)
     keep_alive_max_attempt: int = 5
     ranks: str = "sticky"
+    sizes: str = ""
+    domain: str = ""
+    per_domain: int = 1
 
     def __post_init__(self) -> None:
         _check_type("run_id", self.run_id, str, "a string")
@@ -170,3 +190,13 @@ class RendezvousSettings:
         _check_type("keep_alive_interval", self.keep_alive_interval, timedelta, "a timedelta")
         _check_type("keep_alive_max_attempt", self.keep_alive_max_attempt, int, "a whole number")
         _check_type("ranks", self.ranks, str, "a string")
+        _check_type("sizes", self.sizes, str, "a string")
+        _check_type("domain", self.domain, str, "a string")
+        _check_type("per_domain", self.per_domain, int, "a whole number")
+        if self.sizes:
+            sizes = parse_sizes(self.sizes)
+            if sizes.smallest < self.min_nodes or sizes.largest > self.max_nodes:
+                raise ValueError(
+                    f"the sizes {sizes} must all be from min_nodes to max_nodes (torchrun: --nnodes), "
+                    f"which are {self.min_nodes}:{self.max_nodes}"
+                )

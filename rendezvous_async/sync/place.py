@@ -123,7 +123,7 @@ class Place:
     async def read_head(self) -> Head | None:
         """Read the run's head from the backend."""
         _, backend = await self._open()
-        with answer_within(LOOK_SECONDS, f"read the state of run {self._run_id!r}"):
+        with answer_within(LOOK_SECONDS, f"read the state of run {self._run_id!r}", lambda: backend.trouble):
             return read_head(await backend.get(STATE))
 
     async def close_run(self, reason: str) -> None:

@@ -170,7 +170,7 @@ class _LoopThread:
     def leave(self, lease: LoopLease) -> None:
         with self._lock:
             self._leases.discard(lease)
-            if not self._leases:
+            if not self._leases and self._portal is not None:  # Otherwise the process is exiting, which ends the loop.
                 self._portal = None
                 self._stack.close()
 

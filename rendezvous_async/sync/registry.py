@@ -109,9 +109,10 @@ def create_handler(
         params: The run and its options. The classic's, in whole seconds: ``join_timeout``, ``last_call_timeout``,
             ``close_timeout``, ``heartbeat_timeout``, ``keep_alive_interval``, ``keep_alive_max_attempt`` (a count),
             ``read_timeout``. The classic's others: ``is_host``, ``store_type``, ``protocol``, ``ca_cert``,
-            ``ssl_cert``, ``ssl_cert_key``. In addition: ``regroup_timeout``, ``ranks``, ``label_<name>``,
-            ``namespace``, ``secret_file``, ``tls_ca``, ``tls_cert``, ``tls_key``, ``data_dir``, ``insecure``,
-            ``shared``. With a backend, only the run's options apply.
+            ``ssl_cert``, ``ssl_cert_key``. In addition: ``regroup_timeout``, ``grow_timeout``, ``ranks``, ``sizes``
+            (``4:64:4`` or ``4/8/16``, within ``min_nodes`` to ``max_nodes``), ``domain``, ``per_domain``,
+            ``label_<name>``, ``namespace``, ``secret_file``, ``tls_ca``, ``tls_cert``, ``tls_key``, ``data_dir``,
+            ``insecure``, ``shared``. With a backend, only the run's options apply.
     """
     if params is None:
         params, store = store, None
@@ -119,14 +120,16 @@ def create_handler(
         raise TypeError(f"create_handler takes RendezvousParameters, or a store, a backend and those, not {params!r}")
     if backend is None:
         return get_rendezvous_handler(params)
-    settings, labels = read_settings(params), read_labels(params)
+    carrier, settings, labels = carry(backend), read_settings(params), read_labels(params)
     return DynamicRendezvousHandler(
-        backend.name, carry(backend), settings, store=store, local_addr=params.local_addr, labels=labels
+        backend.name, carrier, settings, store=store, local_addr=params.local_addr, labels=labels
     )
 
 
 def create_backend(params: RendezvousParameters) -> tuple[EndpointRendezvousBackend, BlockingStore]:
     """Return a backend and a store on the same connection: on etcd if ``params.backend`` says so, else as c10d."""
+    if not hasattr(params, "config"):
+        raise TypeError(f"create_backend takes RendezvousParameters, not {params!r}")
     is_etcd = params.backend.removeprefix("async-") in ("etcd", "etcd-v2")
     return etcd.create_backend(params) if is_etcd else c10d.create_backend(params)
 

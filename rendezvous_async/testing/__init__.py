@@ -6,8 +6,10 @@
 * ``check_backend(make)`` is the conformance kit for your own backend.
 * ``Proxy`` sits between a client and a server on real sockets, and delays, stalls and cuts.
 * ``check_linearizable(history)`` checks that a history of calls is linearizable.
-* ``simulate(scenario_of(seed))`` runs a random scenario; ``rdzv simulate`` runs many.
-* ``rendezvous_async.testing.fixtures`` has pytest fixtures; load it with ``pytest_plugins``.
+* ``simulate(scenario_of(seed))`` runs a random scenario, with your program if you like; ``rdzv simulate`` runs many.
+* ``shrink(scenario, simulate)`` reduces one that fails; its ``repr`` is code to paste into a test.
+* ``draw(history, path)`` draws a history as one HTML page, with the broken guarantee in red.
+* The fixtures ``virtual`` and ``memory_backends`` come with a pytest plugin, ``rendezvous_async.pytest_plugin``.
 
 Nothing in the library imports this package.
 """
@@ -28,9 +30,11 @@ from rendezvous_async.testing.loop.clock import (
     virtual_loop,
 )
 from rendezvous_async.testing.network import SimulatedDriver
+from rendezvous_async.testing.picture import draw
 from rendezvous_async.testing.programs import elastic
 from rendezvous_async.testing.proxy import Proxy
-from rendezvous_async.testing.scenarios import Report, Scenario, scenario_of, simulate
+from rendezvous_async.testing.scenarios import Report, Scenario, Step, scenario_of, simulate
+from rendezvous_async.testing.shrinking import shrink
 
 __all__ = [
     "BACKEND_CHECKS",
@@ -48,14 +52,17 @@ __all__ = [
     "Report",
     "Scenario",
     "SimulatedDriver",
+    "Step",
     "VirtualLoop",
     "VirtualTimeError",
     "check",
     "check_backend",
     "check_linearizable",
+    "draw",
     "elastic",
     "run",
     "scenario_of",
+    "shrink",
     "simulate",
     "virtual_loop",
 ]

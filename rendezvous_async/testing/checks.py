@@ -7,7 +7,9 @@ to be caught.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 
 from rendezvous_async.testing.history import (
     Arrived,
@@ -18,6 +20,7 @@ from rendezvous_async.testing.history import (
     HeadWritten,
     History,
     Released,
+    ScaleCalled,
     Settled,
     StoreWritten,
     Vanished,
@@ -96,10 +99,56 @@ def rounds_only_grow(history: History) -> Iterator[str]:
 
 
 def size_within_bounds(history: History) -> Iterator[str]:
-    """Find worlds smaller than min or larger than max."""
+    """Find worlds of a size that the head did not allow when they formed: not listed, or above the target."""
     for world in history.of(Formed):
-        if not history.min_nodes <= world.size <= history.max_nodes or world.size != len(world.seats):
-            yield f"{world} where {history.min_nodes}..{history.max_nodes} nodes were asked for"
+        shape = world.shape
+        if shape is None:
+            allowed: Sequence[int] = range(history.min_nodes, history.max_nodes + 1)
+            target = None
+        else:
+            allowed, target = shape.sizes.allowed, shape.target
+        if world.size not in allowed or world.size != len(world.seats) or world.size > (target or world.size):
+            yield f"{world} where the allowed sizes are {allowed}, and the target {target}"
+
+
+def domains_are_whole(history: History) -> Iterator[str]:
+    """Find worlds with a part of a domain, with members of no domain, or with the ranks of a domain torn apart."""
+    for world in history.of(Formed):
+        shape = world.shape
+        if shape is None or not shape.domain:
+            continue
+        counts = Counter(world.domains)
+        if None in counts or any(count % shape.per_domain for count in counts.values()):
+            yield f"{world} has members of {dict(counts)}, and must have multiples of {shape.per_domain}"
+        blocks = [domain for domain, _ in groupby(world.domains)]
+        if world.ranks in ("sticky", f"label:{shape.domain}") and len(blocks) > len(counts):
+            yield f"{world} has domains without contiguous ranks: {world.domains}"
+
+
+def the_spec_changes_only_by_scaling(history: History) -> Iterator[str]:
+    """Find sizes or targets that changed, or were forgotten, though nobody scaled the run.
+
+    Nodes that bring other settings may replace all of them; then the head names other ones that nodes must bring.
+    """
+    before: HeadWritten | None = None
+    calls = changes = 0
+    for record in history:
+        match record:
+            case ScaleCalled():
+                calls += 1
+            case Fault(kind="lose the server"):
+                before = None
+            case HeadWritten():
+                if before is not None and before.origin == record.origin:
+                    changes += record.generation - before.generation
+                    same = record.generation == before.generation
+                    if record.generation < before.generation or (same and record.spec != before.spec):
+                        yield f"{record} after {before}"
+                    elif changes > calls:
+                        yield f"{record} after {calls} calls of scale()"
+                before = record
+            case _:
+                pass
 
 
 def ranks_are_exact(history: History) -> Iterator[str]:
@@ -236,6 +285,8 @@ CHECKS: dict[str, Callable[[History], Iterator[str]]] = {
         one_world_per_round,
         rounds_only_grow,
         size_within_bounds,
+        domains_are_whole,
+        the_spec_changes_only_by_scaling,
         ranks_are_exact,
         only_arrivals_are_in,
         one_rank_per_node,

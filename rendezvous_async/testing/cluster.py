@@ -32,37 +32,32 @@ from collections.abc import Iterable
 from contextvars import copy_context
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 import anyio
 
-from rendezvous_async.admin import close_run
+from rendezvous_async.admin import close_run, scale_run
 from rendezvous_async.aio.deadline import answer_within
 from rendezvous_async.backends.values import Listing
-from rendezvous_async.core.state import Head, Phase
+from rendezvous_async.core.spec import Spec
+from rendezvous_async.core.state import Head
 from rendezvous_async.node.connect import connect
 from rendezvous_async.node.rendezvous import Rendezvous
 from rendezvous_async.node.world import World
 from rendezvous_async.settings import Timeouts, check_seconds
+from rendezvous_async.testing.arguments import NetworkKind, check_arguments, check_sides
 from rendezvous_async.testing.disk import Disk
 from rendezvous_async.testing.faults import Faults
-from rendezvous_async.testing.history import CloseCalled, Fault, History, Settled
+from rendezvous_async.testing.history import CloseCalled, Fault, History, ScaleCalled, Settled
 from rendezvous_async.testing.loop.clock import virtual_loop
 from rendezvous_async.testing.network import Network
 from rendezvous_async.testing.nodes import RUN, SimulatedNode, now
 from rendezvous_async.testing.programs import Program, elastic
+from rendezvous_async.testing.quiet import NotSettledError, is_quiet, patience_of, until_quiet
 from rendezvous_async.testing.service import ServerKind, TcpNetwork
 from rendezvous_async.testing.witness import Witness
 
 __all__ = ["Cluster", "NetworkKind", "NotSettledError"]
-
-LOOK_EVERY = 0.1
-
-NetworkKind: TypeAlias = Literal["wire", "stand-in"]
-
-
-class NotSettledError(AssertionError):
-    """An undisturbed cluster did not settle in time: a round that should form has not."""
 
 
 class Cluster:
@@ -83,6 +78,9 @@ class Cluster:
         keep_alive_max_attempt: As for ``connect``.
         ranks: The rank policy.
         max_writes: The backend's limit of writes per commit; with a small one, rounds form in batches.
+        sizes: The sizes of a round, instead of ``min_nodes`` and ``max_nodes``: ``"4:64:4"`` or ``"4,8,16"``.
+        domain: The label of the domains that a round is made of; nodes with even and with odd numbers are one each.
+        per_domain: As for ``connect``.
         network: ``wire`` or ``stand-in``.
         server: On the wire: ``memory``, ``log`` or ``hosted``.
 
@@ -104,40 +102,34 @@ class Cluster:
         keep_alive_max_attempt: int = 5,
         ranks: str = "sticky",
         max_writes: int = 1024,
+        sizes: str = "",
+        domain: str = "",
+        per_domain: int = 1,
         network: NetworkKind = "wire",
         server: ServerKind = "memory",
     ) -> None:
         self.timeouts: Timeouts = Timeouts() if timeouts is None else timeouts
         self._faults = Faults() if faults is None else faults
-        for name, count in (("nodes", nodes), ("max_writes", max_writes)):
-            if type(count) is not int or count < 1:
-                raise ValueError(f"{name} must be a count of at least 1, not {count!r}")
-        if type(seed) is not int:
-            raise ValueError(f"seed must be a whole number, not {seed!r}")
-        if not isinstance(self.timeouts, Timeouts):
-            raise ValueError(f"timeouts must be a Timeouts, not {timeouts!r}")
-        if not isinstance(self._faults, Faults):
-            raise ValueError(f"faults must be a Faults, not {faults!r}")
-        if not callable(program):
-            raise ValueError(f"program must be a coroutine function that takes a Rendezvous, not {program!r}")
-        for name, kind, kinds in (("network", network, NetworkKind), ("server", server, ServerKind)):
-            if kind not in get_args(kinds):
-                raise ValueError(f"{name} must be one of {', '.join(get_args(kinds))}, not {kind!r}")
-        if network == "stand-in" and server != "memory":
-            raise ValueError(f"the stand-in has a server in memory only, not server={server!r}")
-        max_nodes = nodes if max_nodes is None else max_nodes
+        check_arguments(nodes, max_writes, seed, self.timeouts, self._faults, program, network, server)
         self._settings: dict[str, Any] = {
             "run_id": RUN,
-            "nodes": (min_nodes, max_nodes),
+            "nodes": sizes or (min_nodes, nodes if max_nodes is None else max_nodes),
             "timeouts": self.timeouts,
             "keep_alive_interval": keep_alive_interval,
             "keep_alive_max_attempt": keep_alive_max_attempt,
             "ranks": ranks,
+            "domain": domain,
+            "per_domain": per_domain,
         }
-        self._label = str(ranks).removeprefix("label:")
-        connect(f"memory://{RUN}", labels={self._label: ""}, **self._settings)  # Checks the settings.
-        self.history: History = History(min_nodes, max_nodes, keep_alive_interval * keep_alive_max_attempt)
-        self.nodes: list[SimulatedNode] = [SimulatedNode(f"node-{index}", self.history) for index in range(nodes)]
+        names = [name for name in (str(ranks).removeprefix("label:"), domain) if name]
+        labels = [dict.fromkeys(names, f"group-{index % 2}") for index in range(nodes)]
+        settings = connect(f"memory://{RUN}", labels=labels[0], **self._settings).settings
+        self._shape = Head(settings=settings).shape
+        ttl = keep_alive_interval * keep_alive_max_attempt
+        self.history: History = History(settings.min_nodes, settings.max_nodes, ttl)
+        self.nodes: list[SimulatedNode] = [
+            SimulatedNode(f"node-{index}", self.history, labels[index]) for index in range(nodes)
+        ]
         self._rng = random.Random(seed)
         self._program = program
         self._max_writes = max_writes
@@ -152,17 +144,14 @@ class Cluster:
     @property
     def network(self) -> Network | TcpNetwork:
         """The network between the nodes and the server."""
-        return self._entered()
+        if self._network is None:
+            raise RuntimeError(f"{self!r} is not entered: use it inside 'async with Cluster(...) as cluster'")
+        return self._network
 
     @property
     def disk(self) -> Disk:
         """The disk of a server with a log."""
         return self._with_log().disk
-
-    def _entered(self) -> Network | TcpNetwork:
-        if self._network is None:
-            raise RuntimeError(f"{self!r} is not entered: use it inside 'async with Cluster(...) as cluster'")
-        return self._network
 
     async def __aenter__(self) -> Cluster:
         self.history.failures.catch(virtual_loop(), (node.name for node in self.nodes))
@@ -204,7 +193,7 @@ class Cluster:
             **network.settings(node),
             node=node.name,
             address=node.name,
-            labels={self._label: f"group-{index % 2}"},
+            labels=node.labels,
             rng=random.Random(self._rng.getrandbits(64)),
             **self._settings,
         )
@@ -232,7 +221,7 @@ class Cluster:
             node.live = False
             node.release("end")
 
-    def _node(self, index: int) -> SimulatedNode:
+    def _node(self, index: object) -> SimulatedNode:
         if type(index) is not int or not 0 <= index < len(self.nodes):
             raise ValueError(f"there is no node {index!r}: this cluster has the nodes 0 to {len(self.nodes) - 1}")
         return self.nodes[index]
@@ -291,13 +280,7 @@ class Cluster:
 
     def partition(self, *sides: Iterable[int]) -> None:
         """Partition the nodes: the first side keeps the server; all others, named or not, are cut off."""
-        named: list[list[SimulatedNode]] = []
-        for side in sides:
-            if not isinstance(side, Iterable):
-                raise ValueError(f"each side of a partition must be a set of node numbers, not {side!r}")
-            named.append([self._node(index) for index in side])
-        if len({node for side in named for node in side}) < sum(len(set(side)) for side in named):
-            raise ValueError(f"a node can only be on one side of a partition, not {sides}")
+        named = check_sides(sides, self._node)
         self.heal()
         cut = [node for node in self.nodes if not named or node not in named[0]]
         self._fault("partition", *cut)
@@ -355,8 +338,15 @@ class Cluster:
         with answer_within(self.timeouts.close, "close the run"):
             await self.network.visit(node, partial(close_run, reason=reason, by=node.name))
 
+    async def scale(self, index: int, nodes: str | None = None, target: int | None = None) -> Spec:
+        """Scale the run as a node would; raise if the network is in the way."""
+        node = self._node(index)
+        self.history.add(ScaleCalled(now(), node.name))
+        with answer_within(self.timeouts.close, "scale the run"):
+            return await self.network.visit(node, partial(scale_run, nodes=nodes, target=target))
+
     async def settle(self, within: float | None = None) -> None:
-        """Wait until the cluster is quiet: a full round is held, or too few nodes run, or the run is closed.
+        """Wait until the cluster is quiet: the largest round is held, or none can form, or the run is closed.
 
         Args:
             within: Seconds to wait; by default what the timeouts allow.
@@ -365,18 +355,8 @@ class Cluster:
             NotSettledError: It is not quiet in time; the message has its state.
             Exception: The program of a node failed with it.
         """
-        self._entered()
-        longest = self.timeouts.last_call + 6 * self.history.ttl + 30
-        if within is not None:
-            longest = check_seconds("within", within)
-        deadline = anyio.current_time() + longest
-        while True:
-            self.history.failures.raise_first()
-            if self._is_quiet():
-                break
-            if anyio.current_time() >= deadline:
-                raise NotSettledError(f"not settled after {longest:g} s: {self._describe()}")
-            await anyio.sleep(LOOK_EVERY)
+        longest = patience_of(self.timeouts, self.history.ttl) if within is None else check_seconds("within", within)
+        await until_quiet(self._is_quiet, self.history.failures.raise_first, longest, self._describe)
         live = tuple(node.name for node in self.nodes if node.live)
         self.history.add(Settled(now(), live, tuple(self._witness.roster)))
 
@@ -387,22 +367,10 @@ class Cluster:
         return self._witness.head
 
     def _is_quiet(self) -> bool:
-        head = self.head()
-        live = {node.name: node for node in self.nodes if node.live}
-        if not self.network.is_served(live.values()):
-            return not any(node.holds for node in live.values())
-        roster = set(self._witness.roster)
-        if head is not None and head.closed is not None:
-            return not live and not roster
-        if roster != set(live):
-            return False
-        if len(live) < self.history.min_nodes:
-            return not any(node.holds for node in live.values())
-        if head is None or head.phase is not Phase.FORMED or head.waiting or head.lost:
-            return False
-        holding = {node.name for node in live.values() if node.holds is not None and node.holds.round == head.round}
-        seated = {node for node, _, _ in self._witness.seats(head)}
-        return holding == seated and (holding == set(live) or head.size == self.history.max_nodes)
+        live = [node for node in self.nodes if node.live]
+        if not self.network.is_served(live):
+            return not any(node.holds for node in live)
+        return is_quiet(self.nodes, self._witness, self._shape, self.timeouts)
 
     def _describe(self) -> str:
         return f"{self.head()}; roster {self._witness.roster}; {self.nodes}"

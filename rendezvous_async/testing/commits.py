@@ -13,10 +13,10 @@ from functools import partial
 from rendezvous_async.backends.table.table import Table
 from rendezvous_async.backends.values import Listing, Token
 
-__all__ = ["CommitFeed"]
+__all__ = ["RunCommits"]
 
 
-class CommitFeed:
+class RunCommits:
     """The commits to a run.
 
     Args:
@@ -35,7 +35,7 @@ class CommitFeed:
         self._count = 0
 
     def __repr__(self) -> str:
-        return f"<CommitFeed to {self._prefix} at {self._known}>"
+        return f"<RunCommits to {self._prefix} at {self._known}>"
 
     def follow(self, table: Table, *, waits: bool = False) -> bool:
         """Follow another table from now on.

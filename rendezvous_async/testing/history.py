@@ -12,6 +12,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from rendezvous_async.core.shape import Shape
 from rendezvous_async.testing.failures import Failures
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Left",
     "Record",
     "Released",
+    "ScaleCalled",
     "Settled",
     "StoreWritten",
     "Vanished",
@@ -47,17 +49,27 @@ class Vanished(msgspec.Struct, frozen=True, tag=True):
 
 
 class Formed(msgspec.Struct, frozen=True, tag=True):
-    """The backend: a head was written that forms a round with these seats: (node, arrival, rank)."""
+    """The backend: a head was written that forms a round with these seats: (node, arrival, rank).
+
+    ``shape`` is what the head before it allowed, ``ranks`` the rank policy, ``domains`` the domain of each member by
+    rank (None: it has none).
+    """
 
     at: float
     round: int
     size: int
     token: str
     seats: tuple[tuple[str, str, int], ...]
+    shape: Shape | None = None
+    ranks: str = ""
+    domains: tuple[str | None, ...] = ()
 
 
 class HeadWritten(msgspec.Struct, frozen=True, tag=True):
-    """The backend: a head was written; ``closed`` is the node that closed the run, or empty."""
+    """The backend: a head was written; ``closed`` is the node that closed the run, or empty.
+
+    ``origin`` is the fingerprint of what nodes bring, ``spec`` what holds, ``generation`` how often it was changed.
+    """
 
     at: float
     round: int
@@ -65,6 +77,9 @@ class HeadWritten(msgspec.Struct, frozen=True, tag=True):
     waiting: int
     lost: int
     closed: str
+    origin: str = ""
+    spec: str = ""
+    generation: int = 0
 
 
 class StoreWritten(msgspec.Struct, frozen=True, tag=True):
@@ -109,6 +124,13 @@ class CloseCalled(msgspec.Struct, frozen=True, tag=True):
     node: str
 
 
+class ScaleCalled(msgspec.Struct, frozen=True, tag=True):
+    """A node called ``scale()``."""
+
+    at: float
+    node: str
+
+
 class Fault(msgspec.Struct, frozen=True, tag=True):
     """The test injected this fault into these nodes."""
 
@@ -135,6 +157,7 @@ Record: TypeAlias = (
     | Released
     | Left
     | CloseCalled
+    | ScaleCalled
     | Fault
     | Settled
 )

@@ -23,7 +23,7 @@ from rendezvous_async.backends.session import Session
 from rendezvous_async.backends.table.table import Table
 from rendezvous_async.backends.values import Commit, Condition, Entry, Listing, Token, Write, owned
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousSessionError
-from rendezvous_async.testing.commits import CommitFeed
+from rendezvous_async.testing.commits import RunCommits
 from rendezvous_async.testing.faults import Faults
 from rendezvous_async.testing.loop.clock import virtual_loop
 from rendezvous_async.testing.nodes import RUN, SimulatedNode
@@ -54,7 +54,7 @@ class Network:
         self.server: MemoryServer = MemoryServer("epoch-1")
         self.faults = faults
         self._max_writes = max_writes
-        self._commits = CommitFeed(self.open("", RUN).prefix, take or (lambda _: None))
+        self._commits = RunCommits(self.open("", RUN).prefix, take or (lambda _: None))
         self._commits.follow(self.server.table)
         self._rng = rng
         self._cut: set[str] = set()
@@ -95,9 +95,9 @@ class Network:
         for watch in [watch for watch in self._watches if watch.driver.node == node.process]:
             watch.close()
 
-    async def visit(self, node: SimulatedNode, function: Callable[[Backend], Awaitable[object]]) -> None:
-        """Call a function with a backend of a node."""
-        await function(self.open(node.process, RUN))
+    async def visit(self, node: SimulatedNode, function: Callable[[Backend], Awaitable[T]]) -> T:
+        """Return what a function returns for a backend of a node."""
+        return await function(self.open(node.process, RUN))
 
     def open(self, node: str, run_id: str) -> Backend:
         """Return a backend for one process."""

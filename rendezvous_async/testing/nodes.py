@@ -22,6 +22,7 @@ class SimulatedNode:
 
     Attributes:
         name: Its node id, kept across restarts.
+        labels: What it says about itself.
         rendezvous: The rendezvous of its program; None before the first start.
         holds: The world that it holds.
         live: Whether its program runs.
@@ -29,8 +30,9 @@ class SimulatedNode:
         generation: Counts its processes.
     """
 
-    def __init__(self, name: str, history: History) -> None:
+    def __init__(self, name: str, history: History, labels: dict[str, str]) -> None:
         self.name = name
+        self.labels = labels
         self.rendezvous: Rendezvous | None = None
         self.holds: World | None = None
         self.live = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import anyio
 
@@ -21,7 +21,7 @@ from rendezvous_async.backends.tcp import Limits, serve
 from rendezvous_async.backends.values import Listing
 from rendezvous_async.errors import RendezvousConnectionError
 from rendezvous_async.settings import DEFAULT_PORTS
-from rendezvous_async.testing.commits import CommitFeed
+from rendezvous_async.testing.commits import RunCommits
 from rendezvous_async.testing.disk import Disk
 from rendezvous_async.testing.faults import Faults
 from rendezvous_async.testing.machine import Process
@@ -31,6 +31,8 @@ from rendezvous_async.testing.wire import Wire
 __all__ = ["ServerKind", "TcpNetwork"]
 
 ServerKind: TypeAlias = Literal["memory", "log", "hosted"]
+
+T = TypeVar("T")
 
 HEAD: Final = "head"
 SECRET: Final = "a secret of the simulation"
@@ -63,11 +65,11 @@ class TcpNetwork:
         take: Callable[[Listing], None],
         on_loss: Callable[[], None] | None,
     ) -> None:
-        self.wire = Wire(random.Random(rng.getrandbits(64)), faults)
+        self.wire: Wire = Wire(random.Random(rng.getrandbits(64)), faults)
         self._limits = Limits(writes=max_writes)
         self._kind = server
         self._on_loss = on_loss
-        self._commits = CommitFeed(f"{DEFAULT_NAMESPACE}/{RUN}/", take)
+        self._commits = RunCommits(f"{DEFAULT_NAMESPACE}/{RUN}/", take)
         self._calls = self._servers = 0
         self.host: Process | None = None
         self._head = self.wire.machine(HEAD)
@@ -119,16 +121,16 @@ class TcpNetwork:
         """Return the machine that a node runs on."""
         return HEAD if self._kind == "hosted" and int(node.name.rpartition("-")[2]) % 2 == 0 else node.name
 
-    async def visit(self, node: SimulatedNode, function: Callable[[Backend], Awaitable[object]]) -> None:
-        """Call a function with a backend, in a process on the machine of a node."""
+    async def visit(self, node: SimulatedNode, function: Callable[[Backend], Awaitable[T]]) -> T:
+        """Return what a function returns for a backend, in a process on the machine of a node."""
 
-        async def in_process() -> None:
+        async def in_process() -> T:
             settings = self.settings(node) | {"is_host": "false"}
             async with open_backend(settings.pop("endpoint"), run_id=RUN, **settings) as backend:
-                await function(backend)
+                return await function(backend)
 
         self._calls += 1
-        await self.wire.machine(self.machine_of(node)).start(f"call {self._calls}", in_process)
+        return await self.wire.machine(self.machine_of(node)).start(f"call {self._calls}", in_process)
 
     def is_served(self, nodes: Iterable[SimulatedNode]) -> bool:
         """Tell whether a server runs, or one of these nodes would host it."""

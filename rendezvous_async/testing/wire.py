@@ -23,7 +23,7 @@ from contextvars import copy_context
 from typing import Any, Final
 
 from rendezvous_async.testing.faults import Faults
-from rendezvous_async.testing.loop.clock import virtual_loop
+from rendezvous_async.testing.loop.clock import VirtualLoop, virtual_loop
 from rendezvous_async.testing.machine import ANY, Machine, Process, WireSocket
 from rendezvous_async.testing.transport import FIN, RST, Item, WireTransport
 
@@ -52,8 +52,8 @@ class Wire:
     """
 
     def __init__(self, rng: random.Random, faults: Faults | None = None) -> None:
-        self.faults = Faults() if faults is None else faults
-        self.loop = virtual_loop()
+        self.faults: Faults = Faults() if faults is None else faults
+        self.loop: VirtualLoop = virtual_loop()
         self.machines: dict[str, Machine] = {}
         self.processes: dict[Hashable, Process] = {}
         self.rng = rng

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from rendezvous_async.admin import read_head
 from rendezvous_async.backends.base import Entry, Token
 from rendezvous_async.core.codec import decode
+from rendezvous_async.core.shape import Shape
+from rendezvous_async.core.spec import spec_of
 from rendezvous_async.core.state import NODES, SEATS, STATE, Head, Node, Seat, node_of
 from rendezvous_async.testing.history import Arrived, Formed, HeadWritten, History, StoreWritten, Vanished
 
@@ -28,6 +30,7 @@ class Witness:
     def __init__(self, history: History) -> None:
         self.entries: dict[str, Entry] = {}
         self._history = history
+        self._shape: Shape | None = None
 
     def __repr__(self) -> str:
         return f"<Witness of {len(self.entries)} keys>"
@@ -45,15 +48,19 @@ class Witness:
     def forget(self) -> None:
         """Drop all entries: the backend has lost its data."""
         self.entries.clear()
+        self._shape = None
 
     def seats(self, head: Head) -> list[tuple[str, str, int]]:
         """Return the seats that count under ``head``: node, arrival and rank."""
+        return sorted((node, seat.arrival, seat.rank) for node, seat in self._seats(head))
+
+    def _seats(self, head: Head) -> list[tuple[str, Seat]]:
         found = [
             (node_of(key), decode(Seat, entry.value, key))
             for key, entry in self.entries.items()
             if key.startswith(SEATS)
         ]
-        return sorted((node, seat.arrival, seat.rank) for node, seat in found if seat.attempt == head.attempt)
+        return [(node, seat) for node, seat in found if seat.attempt == head.attempt]
 
     def take(self, now: float, changes: Iterable[Entry]) -> None:
         """Take the changes of one commit; value None is a deletion."""
@@ -81,8 +88,18 @@ class Witness:
         if head is None:
             return
         closed = "" if head.closed is None else head.closed.by
-        self._history.add(HeadWritten(now, head.round, head.phase, head.waiting, head.lost, closed))
+        spec, origin = spec_of(head), head.fingerprint
+        self._history.add(
+            HeadWritten(
+                now, head.round, head.phase, head.waiting, head.lost, closed, origin, str(spec), spec.generation
+            )
+        )
+        shape, self._shape = self._shape, head.shape
         if decode(Head, entry.value).token is None and head.round and head.closed is None:
             assert head.token is not None
             token = str(Token(*head.token))
-            self._history.add(Formed(now, head.round, head.size, token, tuple(self.seats(head))))
+            ranks, domain = head.settings.ranks, head.settings.domain
+            by_rank = sorted((seat for _, seat in self._seats(head)), key=lambda seat: seat.rank)
+            domains = tuple(seat.labels.get(domain) for seat in by_rank) if domain else ()
+            seats = tuple(self.seats(head))
+            self._history.add(Formed(now, head.round, head.size, token, seats, shape, ranks, domains))

@@ -33,6 +33,14 @@ async def test_a_deadline_that_never_comes() -> None:
     assert forever.step(2, "get") == Deadline("get", 2, clock.now() + 2)
 
 
+@pytest.mark.parametrize(("why", "text"), [("the server is down", "1 s: the server is down$"), (None, "1 s$")])
+@in_virtual_time
+async def test_the_error_says_why_there_is_no_answer_if_that_is_known(why: str | None, text: str) -> None:
+    error = pytest.raises(RendezvousConnectionError, match=f"^get: the backend did not answer within {text}")
+    with error, answer_within(1, "get", lambda: why):
+        await anyio.sleep(2)
+
+
 @in_virtual_time
 async def test_a_step_ends_with_its_own_time_or_with_the_whole() -> None:
     await anyio.sleep(16)

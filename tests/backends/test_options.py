@@ -68,7 +68,7 @@ def test_values_stay_what_they_are() -> None:
     [
         ("?latch=maybe", {}, "latch must be true or false, not 'maybe'"),
         ("?wait=0", {}, "wait must be a positive, finite number of seconds, not 0.0"),
-        ("?label=", {}, "label must be a text that is not empty, not ''"),
+        ("?label=", {}, "label must be a non-empty string, not ''"),
         ("?file=", {}, "file must be a path, not ''"),
         ("?password=", {}, "password must not be empty"),
         ("?odd=1", {}, "odd must be an Odd, not '1'"),

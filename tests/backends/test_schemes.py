@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 from rendezvous_async import connect, open_backend
 from rendezvous_async.backends.memory import MemoryDriver
@@ -74,6 +78,58 @@ async def test_a_scheme_of_another_distribution(install: Install) -> None:
     assert (options.pause, options.password) == (2.0, "x")
     assert [options.pause for _, options, _ in rdzv_shelf.opened] == [2.0, 0.5]
     assert rdzv_shelf.opened[1][2].startswith("cannot reach shelf://books/top")
+
+
+PYPROJECT = f"""
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "rdzv-audited"
+version = "1.2"
+[project.entry-points."{GROUP}"]
+audited = "rdzv_audited:SCHEME"
+[tool.hatch.build.targets.wheel]
+only-include = ["rdzv_audited.py", "custom_backend.py"]
+"""
+AUDITED = """
+from custom_backend import AUDIT, AuditedDriver
+from rendezvous_async.backends.memory import MemoryDriver, memory_server
+from rendezvous_async.backends.options import BackendOptions
+from rendezvous_async.backends.schemes import Scheme
+
+async def open_audited(endpoint, options, outage):
+    return AuditedDriver(MemoryDriver(memory_server(endpoint.path)))
+
+SCHEME = Scheme(BackendOptions, open_audited)
+"""
+JOIN = """
+import asyncio
+import rendezvous_async as rdzv
+
+async def main():
+    async with rdzv.connect("audited://shelf", run_id="job", nodes=1) as rendezvous:
+        print((await rendezvous.join()).size)
+
+asyncio.run(main())
+import rdzv_audited
+print(len(rdzv_audited.AUDIT) > 0, rdzv_audited.__file__)
+"""
+
+
+def test_the_driver_of_the_example_in_a_wheel_of_its_own(tmp_path: Path) -> None:
+    source, site = tmp_path / "source", tmp_path / "site"
+    source.mkdir()
+    (source / "pyproject.toml").write_text(PYPROJECT)
+    (source / "rdzv_audited.py").write_text(AUDITED)
+    shutil.copy(Path(__file__).parents[2] / "examples" / "custom_backend.py", source)
+    (wheel,) = WheelBuilder(str(source)).build(directory=str(tmp_path), versions=["standard"])
+    zipfile.ZipFile(wheel).extractall(site)  # what an installer does with a wheel of plain Python
+    where = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
+    result = subprocess.run(
+        [sys.executable, "-c", JOIN], capture_output=True, text=True, timeout=60, check=True, env=where
+    )
+    assert result.stdout.split() == ["1", "True", str(site / "rdzv_audited.py")]
 
 
 def test_an_unknown_scheme_is_told_with_those_that_are_known(install: Install) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.benchmarks import bench_footprint, bench_meeting
+from tests.benchmarks import bench_footprint, bench_meeting, bench_shape
 from tests.benchmarks.figures import Figures, list_lines, parser_of
 
 SCRIPTS = ("bench_tcp", "bench_etcd", "bench_file", "bench_sync", "bench_simulation", "bench_torchrun")
@@ -28,7 +28,7 @@ SCRIPTS = ("bench_tcp", "bench_etcd", "bench_file", "bench_sync", "bench_simulat
 async def main(names: list[str], runs: int, quick: bool, output: Path) -> None:
     """Run what is named, or all."""
     figures = Figures()
-    for module in (bench_meeting, bench_footprint):
+    for module in (bench_meeting, bench_footprint, bench_shape):
         for name, part in module.PARTS.items():
             if not names or name in names:
                 await timed(name, part(figures, runs, quick))
@@ -79,7 +79,7 @@ async def run_script(script: str, quick: bool, lines: list[dict[str, object]]) -
 
 
 if __name__ == "__main__":
-    parser = parser_of([*bench_meeting.PARTS, *bench_footprint.PARTS, *SCRIPTS], __doc__)
+    parser = parser_of([*bench_meeting.PARTS, *bench_footprint.PARTS, *bench_shape.PARTS, *SCRIPTS], __doc__)
     parser.add_argument("--output", type=Path, default=Path("benchmark-results"))
     arguments = parser.parse_args()
     asyncio.run(main(arguments.names, arguments.runs, arguments.quick, arguments.output))

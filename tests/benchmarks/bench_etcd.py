@@ -36,7 +36,7 @@ VALUE = b"v" * 64
 
 
 async def together(tasks: int, work: Callable[[int], Coroutine[Any, Any, None]]) -> float:
-    """Run ``work`` in so many tasks and return the seconds it took."""
+    """Run ``work`` in this many tasks and return the seconds it took."""
     started = perf_counter()
     async with anyio.create_task_group() as group:
         for number in range(tasks):
@@ -107,7 +107,7 @@ async def put_bare(store: Any, value: bytes) -> None:
 
 
 async def open_watches(backend: Backend, count: int) -> float:
-    """Return the seconds until so many watches of a shared name and one of their own have their first listing."""
+    """Return the seconds until all watches, of a shared name and one of their own each, have their first listing."""
 
     async def work(number: int) -> None:
         async with backend.watch("state", f"seats/{number}") as watch:

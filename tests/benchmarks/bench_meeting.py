@@ -92,7 +92,7 @@ async def torch_formation(count: int, kind: str) -> float | None:
 
 
 async def large(figures: Figures, runs: int, quick: bool) -> None:
-    """Large worlds of ours, connecting first and connected, what each node costs the server, and how that grows."""
+    """Large worlds on tcp://, connecting first or connected, what each node costs the server, and how that grows."""
     costs: dict[str, list[Figure]] = {}
     for count in (256, 1_024) if quick else LARGE_SIZES:
         cold: list[float | None] = []

@@ -43,7 +43,7 @@ class Nodes:
         self.all_joined = anyio.Event()
 
     def join(self, count: int = 1) -> None:
-        """Take it that so many more have joined."""
+        """Note that ``count`` more have joined."""
         self.joined += count
         if self.joined == self.count:
             self.all_joined.set()

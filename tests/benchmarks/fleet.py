@@ -141,7 +141,7 @@ def spread(nodes: int, processes: int) -> list[int]:
 
 @asynccontextmanager
 async def fleet(module: str, nodes: int, *args: object, processes: int = 4) -> AsyncIterator[Fleet]:
-    """Have so many nodes in up to ``processes`` workers; each is told how many it has, then ``args``."""
+    """Have this many nodes in up to ``processes`` workers; each is told how many it has, then ``args``."""
     workers: list[Process] = []
     try:
         for count in spread(nodes, processes):

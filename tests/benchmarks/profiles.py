@@ -9,7 +9,7 @@ on a busy machine: it is what to look at when a change is meant to make a path c
 * rejoin: the second round of the same nodes at once, with sessions and watches in place (later: one push more)
 * keep-alive: a world at rest, per node and keep-alive
 * commit: writes to the round's store, per write
-* push: the count of who waits, told to each of the members as one more comes
+* push: the count of waiting nodes, pushed to each member as one more comes
 
 Not covered: connecting, a lost connection that is resumed, durable servers, and the other backends.
 """

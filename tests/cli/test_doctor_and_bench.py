@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import ssl
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 
+import rendezvous_async
+from rendezvous_async.backends.base import Put
 from rendezvous_async.backends.tcp import restrict, serve
 from rendezvous_async.testing.etcd import etcd_program, start_etcd
-from tests.backends.tcp.support import Certificates, taken_port
+from tests.backends.tcp.support import Certificates, eventually, taken_port
 from tests.cli.support import Typist, assert_one_line, command, free_port, rdzv
 
 
@@ -22,6 +26,45 @@ async def test_doctor_finds_nothing_wrong() -> None:
     findings = {finding["check"]: finding["verdict"] for finding in json.loads("\n".join(doctor.lines))}
     for check in ("name", "port", "connection", "security", "latency", "permissions", "pushes"):
         assert findings[check] in ("ok", "warning"), findings
+
+
+async def test_doctor_says_how_the_nodes_of_a_run_fit() -> None:
+    timeouts = rendezvous_async.Timeouts(last_call=0.1)
+    async with serve("127.0.0.1", 0) as server:
+
+        async def verdict() -> tuple[str, str, str]:
+            async with command("doctor", server.endpoint, "--run-id", "job", "--json") as doctor:
+                assert await doctor.code() in (0, 1)
+            (found,) = [finding for finding in json.loads("\n".join(doctor.lines)) if finding["check"] == "run"]
+            return found["verdict"], found["found"], found["fix"]
+
+        assert await verdict() == ("ok", "nobody has joined yet", "")
+        place: dict[str, Any] = {
+            "run_id": "job",
+            "nodes": "2:4:2",
+            "timeouts": timeouts,
+            "domain": "rack",
+            "is_host": False,
+        }
+        async with (
+            rendezvous_async.connect(server.endpoint, **place, node="a", labels={"rack": "r1"}) as a,
+            rendezvous_async.connect(server.endpoint, **place, node="b") as b,
+        ):
+            async with anyio.create_task_group() as group:
+                group.start_soon(a.join)
+                group.start_soon(b.join)
+                await eventually(lambda: len(server.table.list("rendezvous_async/job/nodes/").entries) == 2)
+                fit = "2 here, none usable: 1 node without the label rack; 1 more node would make 2"
+                assert await verdict() == ("warning", f"sizes 2:4:2; {fit}", "start every node with the label rack")
+                await a.scale("1:8", target=1)
+                fit = "2 here, 1 usable: 1 node without the label rack; 1 is the target"
+                assert (await verdict())[:2] == ("warning", f"sizes 1:8, target 1 (scaled 1 time); {fit}")
+                group.cancel_scope.cancel()
+            await a.close("enough")
+        assert await verdict() == ("ok", "closed by a: enough", "")
+        server.table.commit([Put("rendezvous_async/job/state", b"not what we wrote")])
+        mark, _, fix = await verdict()
+        assert (mark, fix) == ("wrong", "rdzv close --purge removes the run")
 
 
 async def test_doctor_knows_wrong_secrets_and_tls(tmp_path: Path) -> None:

@@ -17,8 +17,21 @@ def test_nonsense_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert_one_line(rdzv(capsys, "launch", "nonsense", *run, "--", "true"), 2, "nonsense")
     assert_one_line(rdzv(capsys, "launch", "memory://x", *run, "--", "true"), 2, "memory://")
     assert_one_line(rdzv(capsys, "launch", nowhere, *run), 2, "command")
-    for nodes in ("0", "3:2", "a:b", ""):
+    for nodes in ("0", "3:2", "a:b", "", "4:9:4", "4,4", "4/8"):
         assert_one_line(rdzv(capsys, "launch", nowhere, "--run-id", "job", "--nodes", nodes, "--", "true"), 2, "nodes")
+    for option, wrong in (
+        *(("--label", wrong) for wrong in ("rack", "rack=", "=r1", "")),
+        *(("--grow", wrong) for wrong in ("-1", "x", "nan", "")),
+        *(("--per-domain", wrong) for wrong in ("0", "x")),
+        ("--domain", ""),
+    ):
+        assert_one_line(
+            rdzv(capsys, "launch", nowhere, *run, option, wrong, "--", "true"), 2, option, repr(wrong)[1:-1]
+        )
+    assert_one_line(rdzv(capsys, "launch", nowhere, *run, "--per-domain", "2", "--", "true"), 2, "needs a domain")
+    twice = ("--label", "rack=a", "--label", "rack=b")
+    assert_one_line(rdzv(capsys, "launch", nowhere, *run, *twice, "--", "true"), 2, "twice")
+    assert_one_line(rdzv(capsys, "launch", nowhere, *run, "--label", "nproc=2", "--", "true"), 2, "'nproc'")
     assert_one_line(rdzv(capsys, "launch", nowhere, "--run-id", "", "--nodes", "1", "--", "true"), 2, "--run-id")
 
 

@@ -1,8 +1,9 @@
-"""status, watch, close and evict, against a real server with real nodes; and what they say to nonsense."""
+"""status, watch, scale, close and evict, against a real server with real nodes; and what they say to nonsense."""
 
 from __future__ import annotations
 
 import json
+import math
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+import msgspec
 import pytest
 
 import rendezvous_async as library
@@ -40,9 +42,11 @@ def run(capsys: pytest.CaptureFixture[str]) -> Rdzv:
     return run
 
 
-async def node(stack: AsyncExitStack, server: TcpServer, name: str, nodes: str = "2:2") -> library.Rendezvous:
+async def node(
+    stack: AsyncExitStack, server: TcpServer, name: str, nodes: str = "2:2", timeouts: library.Timeouts = TIMEOUTS
+) -> library.Rendezvous:
     return await stack.enter_async_context(
-        library.connect(server.endpoint, run_id="job", nodes=nodes, node=name, timeouts=TIMEOUTS, is_host="false")
+        library.connect(server.endpoint, run_id="job", nodes=nodes, node=name, timeouts=timeouts, is_host="false")
     )
 
 
@@ -150,11 +154,82 @@ async def test_close_and_purge(server: TcpServer, run: Rdzv) -> None:
     assert len(server.table) == 0
 
 
-NAMES = ["status", "watch", "close", "evict"]
+async def test_scale_says_what_held_what_holds_and_what_is_next(server: TcpServer, run: Rdzv) -> None:
+    where = (server.endpoint, "--run-id", "job")
+    async with AsyncExitStack() as stack:
+        a, b, c = [await node(stack, server, name, "2:3") for name in "abc"]
+        await join_all(a, b, c)
+        watch = await stack.enter_async_context(command("watch", *where))
+        await watch.line("round 1 has formed")
+        down = await run("scale", *where, "--nodes", "2", "--quiet")
+        assert (down.code, down.err) == (0, "")
+        assert "scaled run 'job' from 2:3 to 2:2\n" in down.out
+        assert "next: the members go back to the barrier: worlds of 3 are no longer allowed, only 2:2" in down.out
+        await watch.line("scaled from 2:3 to 2:2")
+        again = await run("scale", *where, "--nodes", "2:2")
+        assert again.out.startswith("run 'job' has the sizes 2:2 already; nothing was changed\nrun 'job': round 1 is")
+        assert a.world is not None
+        with anyio.fail_after(10):
+            assert await a.world.changed() is library.Change.RESIZED
+        up = await run("scale", *where, "--nodes", "2:12", "--target", "8")
+        assert "from 2:2 to 2:12, target 8\n" in up.out
+        assert "scaled: 2:12, target 8 (change 2; nodes still start with '2:3 sticky" in up.out
+        assert "usable: 3 here, all usable: 1 more node would make 4" in up.out
+        assert "from 2:12, target 8 to 2:12\n" in (await run("scale", *where, "--target", "0")).out
+        status = json.loads((await run("status", *where, "--json")).out)
+        assert status["spec"] == {"nodes": "2:12", "target": None, "generation": 3}
+        assert (status["fit"]["usable"], status["fit"]["next_size"], status["fit"]["missing"]) == (3, 4, 1)
+        assert (status["origin"][:3], status["held_back"], status["unlabelled"]) == ("2:3", 0, [])
+
+
+async def test_scale_lets_newcomers_in_who_are_held_back(server: TcpServer, run: Rdzv) -> None:
+    where = (server.endpoint, "--run-id", "job")
+    slow = msgspec.structs.replace(TIMEOUTS, grow=math.inf)
+    async with AsyncExitStack() as stack:
+        a, b = [await node(stack, server, name, "1:3", slow) for name in "ab"]
+        await a.join()
+        assert (await run("scale", *where, "--grow")).out.startswith("no newcomers are held back\nrun 'job': round 1 ")
+        watch = await stack.enter_async_context(command("watch", *where))
+        await watch.line("round 1 has formed")
+        async with anyio.create_task_group() as group:
+            group.start_soon(b.join)
+            await watch.line("1 newcomer held back")
+            assert "1 newcomer will be let in by grow() or by a loss" in (await run("status", *where)).out
+            assert (await run("scale", *where, "--grow")).out.startswith("let 1 newcomer in\nrun 'job': round 1 is")
+            assert a.world is not None
+            with anyio.fail_after(10):
+                assert await a.world.changed() is library.Change.NODES_WAITING
+                await a.join()
+
+
+async def test_scale_changes_nothing_when_it_is_wrong(server: TcpServer, run: Rdzv) -> None:
+    where = (server.endpoint, "--run-id", "job")
+    async with AsyncExitStack() as stack:
+        a = await node(stack, server, "a", "1:4")
+        await a.join()
+        before = server.table.get("rendezvous_async/job/state")
+        for wrong, word in (
+            ((), "say what to change: --nodes, --target or both, or --grow"),
+            (("--nodes", "3:2"), "nodes='3:2'"),
+            (("--nodes", "x"), "not 'x'"),
+            (("--nodes", "4:9:4"), "do not reach 9"),
+            (("--target", "7"), "the nearest is 4"),
+            (("--target", "-1"), "--target"),
+            (("--target", "many"), "'many'"),
+            (("--nodes", "2:4", "--target", "1"), "the target 1 is not a size"),
+        ):
+            assert_one_line(await run("scale", *where, *wrong), 2, word)
+        assert server.table.get("rendezvous_async/job/state") == before
+        await a.close("enough")
+        assert_one_line(await run("scale", *where, "--target", "2"), 4, "enough")
+        assert_one_line(await run("scale", *where, "--grow"), 4, "enough")
+
+
+NAMES = ["status", "watch", "scale", "close", "evict"]
 
 
 def with_node(name: str) -> tuple[str, ...]:
-    return ("n",) if name == "evict" else ()
+    return {"evict": ("n",), "scale": ("--target", "2")}.get(name, ())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -241,6 +316,8 @@ async def test_a_run_of_a_newer_version_can_be_looked_at_and_not_closed(server: 
     for more in ((), ("--purge",)):
         result = await run("close", server.endpoint, "--run-id", "job", *more)
         assert_one_line(result, 1, "'shape' (0.2 or later)", "Upgrade rendezvous_async")
+    result = await run("scale", server.endpoint, "--run-id", "job", "--target", "2")
+    assert_one_line(result, 1, "'shape' (0.2 or later)", "Upgrade rendezvous_async")
     assert server.table.get("rendezvous_async/job/state") == before
     session = server.table.open_session(100, 0)
     server.table.commit([Put("rendezvous_async/job/nodes/new", b"of a newer version", session)])

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from rendezvous_async.core.ranks import Candidate
-from rendezvous_async.core.shape import Shape, can_grow, choose, count_domains
+from rendezvous_async.core.shape import Shape, choose, count_domains, count_newcomers
 from rendezvous_async.sizes import Sizes
 from tests.core.populations import DOMAINS, LABEL, is_valid, kept
 
@@ -158,7 +158,7 @@ def compare_restarts(wish: str, populations: int, seed: int) -> Counter[str]:
         waiting = [node for node in nodes if node.node not in held]
         if members and unit_restarts(len(waiting), max(shape.sizes.step, shape.per_domain)):
             found["restarts"] += 1
-            grows = can_grow(count_domains(members, shape), count_domains(waiting, shape), shape)
+            grows = count_newcomers(count_domains(members, shape), count_domains(waiting, shape), shape)
             found["nothing comes of it"] += not grows
     return found
 

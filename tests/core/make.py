@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from hypothesis import strategies as st
@@ -78,7 +79,20 @@ policies = st.sampled_from(["sticky", "sorted", "label:rack"])
 @st.composite
 def all_settings(draw: st.DrawFn) -> Settings:
     low, high = sorted((draw(st.integers(1, 1000)), draw(st.integers(1, 1000))))
-    return Settings(low, high, draw(policies), draw(seconds), draw(seconds))
+    step = draw(st.sampled_from([0, 1, max(1, high - low)]))
+    listed = (low, high, high + 3) if step == 0 and low < high else ()
+    domain = draw(st.sampled_from(["", "nvlink"]))
+    return Settings(
+        low,
+        listed[-1] if listed else high,
+        draw(policies),
+        draw(seconds),
+        draw(seconds),
+        step if listed else max(1, step),
+        listed,
+        domain,
+        grow=draw(st.sampled_from([0.0, 5.0, math.inf])),
+    )
 
 
 heads = st.builds(
@@ -94,6 +108,9 @@ heads = st.builds(
     token=st.none() | st.tuples(texts, st.integers(0, 2**40)),
     closed=st.none() | st.builds(Closed, texts, texts),
     requires=st.lists(st.text(min_size=1, max_size=10), max_size=3).map(tuple),
+    held_back=counts,
+    origin=texts,
+    generation=counts,
 )
 nodes = st.builds(
     Node,

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from rendezvous_async.core.changes import SHOW_AT_MOST, changes
 from rendezvous_async.core.diagnosis import Absent, Present, Role, Status
+from rendezvous_async.core.spec import Spec
 from rendezvous_async.core.state import Closed, Phase
 
 MEMBERS = (Present("a", Role.MEMBER, 0), Present("b", Role.MEMBER, 1))
@@ -36,6 +37,14 @@ def test_a_role_that_changes_within_a_round_is_told() -> None:
     back = replace(HELD, here=(MEMBERS[0], Present("b", Role.BACK, 1)))
     assert changes(HELD, back) == [f"b is {Role.BACK} now; it was {Role.MEMBER}"]
     assert changes(HELD, replace(back, round=2)) == ["round 2 has formed with 2 members"]
+
+
+def test_scaling_and_newcomers_that_are_held_back_are_told() -> None:
+    before = replace(HELD, spec=Spec("2:4", 3, 1))
+    held_back = replace(before, spec=Spec("2:8", None, 2), held_back=2)
+    assert changes(before, held_back) == ["scaled from 2:4, target 3 to 2:8", "2 newcomers held back"]
+    assert changes(held_back, held_back) == changes(held_back, replace(held_back, held_back=0)) == []
+    assert changes(None, before)[0] == "round 1 has formed with 2 members", "what held before is not known"
 
 
 def test_a_close_comes_first_and_ends_the_talk_of_gathering() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from textwrap import dedent
 
 import msgspec
+from msgspec.structs import replace
 
 from rendezvous_async.core.diagnosis import SHOW_AT_MOST, Absent, Present, Role, Status, diagnose
+from rendezvous_async.core.shape import Shape, explain
+from rendezvous_async.core.spec import Spec, rescaled
 from rendezvous_async.core.state import Closed, Head, Node, Phase, Seat
-from rendezvous_async.settings import Settings
+from rendezvous_async.settings import Settings, settings_for
+from rendezvous_async.sizes import parse_sizes
 from tests.core.make import TWO_TO_FOUR, formed, record
 
 
@@ -43,6 +48,9 @@ def test_too_few_are_here() -> None:
     assert shown == Status(
         run_id="job-7",
         settings=TWO_TO_FOUR,
+        spec=Spec("2:4"),
+        origin=TWO_TO_FOUR.fingerprint,
+        fit=explain({"": 1}, Shape(TWO_TO_FOUR.sizes)),
         here=(Present("a", Role.WAITING, None, "10.0.0.1"),),
         missing=1,
         coordinator="a",
@@ -115,6 +123,14 @@ def test_spares_alone_change_nothing() -> None:
     shown = status(head, seats, fresh("abcd") | fresh("xy"))
     assert shown.nodes(Role.SPARE) == ["x", "y"]
     assert "next: nothing is due; the members keep the round" in text(shown)
+
+
+def test_members_of_a_world_that_is_too_large_now_go_back() -> None:
+    head, seats = formed("abc")
+    went = text(status(rescaled(head, "1:2", None), seats, fresh("abc")))
+    assert "next: the members go back to the barrier: worlds of 3 are no longer allowed, only 1:2" in went
+    kept = text(status(rescaled(head, "4:8", None), seats, fresh("abc")))
+    assert "next: nothing is due; the members keep the round" in kept
 
 
 def test_some_have_not_come_back() -> None:
@@ -216,3 +232,83 @@ def test_only_the_first_names_are_shown() -> None:
     for count, ending in ((SHOW_AT_MOST, names[SHOW_AT_MOST - 1]), (SHOW_AT_MOST + 1, "and 1 more")):
         shown = Status(run_id="job", settings=TWO_TO_FOUR, damaged=tuple(names[:count]))
         assert text(shown).endswith(ending)
+
+
+# The shape of worlds
+
+
+def racks(names: str, settings: Settings) -> dict[str, Node]:
+    """Return newcomers: small and capital letters are one rack each, a digit has no label."""
+    labels = {name: {} if name.isdigit() else {"rack": "low" if name.islower() else "up"} for name in names}
+    return {name: record(f"{name}1", settings=settings, labels=labels[name]) for name in names}
+
+
+PAIRS = settings_for(parse_sizes("2:6:2"), domain="rack", per_domain=2)
+
+
+def test_what_is_usable_and_what_is_left_over_and_why() -> None:
+    shown = status(Head(settings=PAIRS), {}, racks("abA1", PAIRS))
+    assert (shown.nodes(Role.WAITING), shown.nodes(Role.SPARE)) == (["a", "b"], ["A", "1"])
+    assert shown.unlabelled == ("1",)
+    assert shown.missing == 0
+    usable = (
+        "4 here, 2 usable: domain up has 1 of 2, 1 node without the label rack; 1 more node in domain up would make 4"
+    )
+    assert text(shown) == lines(
+        f"""
+        run 'job-7': gathering its first round; 4 of 2:6:2 nodes are at the barrier
+          here: a (waiting), b (waiting), A (spare), 1 (spare)
+          next: the last call runs: a round forms within 30 s (3 s with survivors), or at once with 6 nodes
+          usable: {usable}
+          spares without the label rack: 1
+          coordinator: a
+        """
+    )
+
+
+def test_too_few_of_any_domain_are_told_what_is_missing() -> None:
+    shown = status(Head(settings=PAIRS), {}, racks("aA1", PAIRS))
+    assert (shown.nodes(Role.WAITING), shown.nodes(Role.SPARE)) == (["a", "A"], ["1"])
+    assert shown.missing == 1
+    assert "next: 1 more must join before a round can form" in text(shown)
+    assert "1 more node in domain low or up would make 2" in text(shown)
+
+
+def test_it_says_so_while_a_world_is_held_too() -> None:
+    head, seats = formed("ab", settings=PAIRS)
+    shown = status(head, seats, racks("abcD", PAIRS))
+    assert shown.nodes(Role.SPARE) == ["c", "D"]
+    assert shown.fit is not None
+    assert (shown.fit.usable, shown.fit.fill) == (2, ("low", "up"))
+    assert "next: nothing is due; the members keep the round" in text(shown)
+    assert "1 more node in domain low or up would make 4" in text(shown)
+    shown = status(replace(head, waiting=2), seats, racks("abcDE", PAIRS))
+    assert (shown.nodes(Role.WAITING), shown.nodes(Role.SPARE)) == (["D", "E"], ["c"])
+
+
+def test_newcomers_who_are_held_back() -> None:
+    slow = settings_for(parse_sizes("2:6"), grow=5.0)
+    head, seats = formed("ab", settings=slow)
+    roster = {name: record(f"{name}1", settings=slow) for name in "abcd"}
+    shown = status(replace(head, held_back=2), seats, roster)
+    assert shown.held_back == 2
+    assert "next: the members keep the round; 2 newcomers will be let in after 5 s" in text(shown)
+    by_hand = replace(slow, grow=math.inf)
+    roster = {name: record(f"{name}1", settings=by_hand) for name in "abcd"}
+    shown = status(replace(head, held_back=2, settings=by_hand), seats, roster)
+    assert "2 newcomers will be let in by grow() or by a loss" in text(shown)
+
+
+def test_what_holds_since_the_run_was_scaled() -> None:
+    head, seats = formed("ab")
+    shown = status(rescaled(head, "2:8", 2), seats, fresh("abc"))
+    assert shown.spec == Spec("2:8", 2, 1)
+    assert shown.origin == TWO_TO_FOUR.fingerprint
+    assert shown.nodes(Role.SPARE) == ["c"]
+    assert "scaled: 2:8, target 2 (nodes bring '2:4 sticky last_call=30 regroup=3')" in text(shown)
+    assert "usable: 3 here, 2 usable: 2 is the target" in text(shown)
+
+
+def test_a_plain_run_says_no_more_than_before() -> None:
+    head, seats = formed("ab")
+    assert "usable" not in text(status(head, seats, fresh("abc")))

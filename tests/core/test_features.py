@@ -9,7 +9,7 @@ from rendezvous_async.core import features
 from rendezvous_async.core.diagnosis import diagnose
 from rendezvous_async.core.features import check_features, in_words, unknown_features
 from rendezvous_async.core.rules import Form, HandOver, Notes, Rewrite, step
-from rendezvous_async.core.state import Closed, Head
+from rendezvous_async.core.state import WORLD_SHAPE, Closed, Head
 from rendezvous_async.errors import RendezvousVersionError
 from rendezvous_async.settings import Settings
 from tests.core.make import TWO_TO_FOUR, formed, gathering, record, roster_of
@@ -18,8 +18,8 @@ SHAPE = "shape@0.2"
 HEAD = Head(settings=TWO_TO_FOUR, requires=(SHAPE,))
 
 
-def test_this_version_knows_no_feature_yet_and_requires_none() -> None:
-    assert frozenset() == features.KNOWN
+def test_a_plain_run_requires_no_feature() -> None:
+    assert frozenset({WORLD_SHAPE}) == features.KNOWN
     assert Head(settings=TWO_TO_FOUR).requires == ()
     check_features(Head(settings=TWO_TO_FOUR), "job")
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rendezvous_async.core.ranks import Candidate, assign_ranks, choose
-from rendezvous_async.settings import Settings
+from rendezvous_async.settings import Settings, settings_for
+from rendezvous_async.sizes import Sizes
 
 STICKY = Settings(1, 8)
 SORTED = Settings(1, 8, "sorted")
@@ -125,6 +128,68 @@ def test_label_keeps_the_order_of_survivors() -> None:
     assert assign_ranks(BY_RACK, chosen) == {"r0": 0, "r1": 1, "new": 2, "b0": 3, "b1": 4}
 
 
+# Whole domains
+
+
+def domains(**ranks: str) -> list[Candidate]:
+    """Return the candidates of each domain: a digit is the old rank of a survivor, a dot is a newcomer."""
+    found = [
+        Candidate(f"{domain}{place}", place, None if rank == "." else int(rank, 36), labels={"rack": domain})
+        for domain, members in ranks.items()
+        for place, rank in enumerate(members)
+    ]
+    return choose(found, len(found))
+
+
+def laid_out(candidates: list[Candidate], per_domain: int = 2) -> str:
+    """Return the domain of each rank, in a capital letter where a survivor has its old rank."""
+    ranks = assign_ranks(settings_for(Sizes(1, 99), domain="rack", per_domain=per_domain), candidates)
+    shown = {}
+    for candidate in candidates:
+        rank = ranks[candidate.node]
+        domain = candidate.labels["rack"]
+        shown[rank] = domain.upper() if candidate.rank == rank else domain
+    return "".join(shown[rank] for rank in range(len(shown)))
+
+
+def test_a_domain_has_contiguous_ranks_in_the_order_of_arrival() -> None:
+    assert laid_out(domains(a="..", b="..", c="..")) == "aabbcc"
+
+
+def test_a_domain_keeps_its_ranks_whatever_happens_to_others() -> None:
+    assert laid_out(domains(a="01", b="23", c="45")) == "AABBCC"
+    assert laid_out(domains(a="01", b="23", c="45", d="..")) == "AABBCCdd"
+    assert laid_out(domains(a="01", d="..", c="45")) == "AAddCC"
+
+
+def test_a_node_that_is_replaced_in_its_domain_moves_nobody() -> None:
+    assert laid_out(domains(a="01", b="3.", c="45")) == "AAbBCC"
+
+
+def test_of_fewer_domains_the_last_takes_the_gap() -> None:
+    assert laid_out(domains(a="01", c="45", d="67")) == "AAddCC"
+
+
+def test_a_survivor_has_rank_0_if_there_is_one() -> None:
+    assert laid_out(domains(n="..", b="23", c="45")) == "bbnnCC"
+    assert laid_out(domains(n="....", b="45", c="67")) == "bbccnnnn"
+    assert laid_out(domains(a="1.", b="23")) == "aaBB"
+
+
+def test_domains_of_several_sizes_stay_where_they_can() -> None:
+    assert laid_out(domains(a="0123", b="45", c="67")) == "AAAABBCC"
+    assert laid_out(domains(b="45", c="67", n="....")) == "bbccnnnn"
+    assert laid_out(domains(a="0123", c="67", n="..")) == "AAAAnnCC"
+    assert laid_out(domains(a="01..", b="45", c="67")) == "AAaaBBCC"
+    assert laid_out(domains(a="01", b="23..", c="45")) == "AABBbbcc"
+
+
+def test_a_domain_without_a_size_of_its_own_is_contiguous_too() -> None:
+    assert laid_out(domains(a="0", b="123", c="4"), per_domain=1) == "ABBBC"
+    assert laid_out(domains(a="02", b="13"), per_domain=1) == "AabB"
+    assert laid_out(domains(a="0", b="23.", c="4"), per_domain=1) == "AcBBb"
+
+
 # For any roster
 
 
@@ -190,6 +255,32 @@ def test_sticky_rank_0_is_a_survivor_if_there_is_one(candidates: list[Candidate]
     ranks = assign_ranks(STICKY, chosen)
     first = next(candidate for candidate in chosen if ranks[candidate.node] == 0)
     assert first.rank is not None or all(candidate.rank is None for candidate in chosen)
+
+
+@given(rosters, places, st.integers(1, 3))
+def test_domains_are_contiguous_and_led_by_a_survivor(
+    candidates: list[Candidate], places: int, per_domain: int
+) -> None:
+    chosen = choose(candidates, places)
+    ranks = assign_ranks(settings_for(Sizes(1, 99), domain="rack", per_domain=per_domain), chosen)
+    assert sorted(ranks.values()) == list(range(len(chosen)))
+    by_rank = sorted(chosen, key=lambda candidate: ranks[candidate.node])
+    racks = [candidate.labels["rack"] for candidate in by_rank]
+    assert len([rack for rack, _ in groupby(racks)]) == len(set(racks))
+    assert by_rank[0].rank is not None or all(candidate.rank is None for candidate in chosen)
+
+
+@given(st.lists(st.sampled_from([2, 4]), min_size=1, max_size=6), st.integers(1, 2))
+def test_a_world_of_the_same_domains_keeps_all_ranks(sizes: list[int], per_domain: int) -> None:
+    nodes = [
+        Candidate(f"{domain}.{place}", place, labels={"rack": str(domain)})
+        for domain, size in enumerate(sizes)
+        for place in range(size)
+    ]
+    settings = settings_for(Sizes(1, 99), domain="rack", per_domain=per_domain)
+    before = assign_ranks(settings, choose(nodes, 99))
+    again = [msgspec.structs.replace(node, rank=before[node.node]) for node in nodes]
+    assert assign_ranks(settings, choose(again, 99)) == before
 
 
 @given(rosters, places)

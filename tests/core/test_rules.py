@@ -114,7 +114,7 @@ def test_members_of_an_older_round_do_not_shorten_the_last_call() -> None:
 
 
 def test_a_survivor_who_comes_later_shortens_the_last_call() -> None:
-    head, seats = formed("ab")
+    head, seats = formed("abcd")
     tally = roster_of(replace(head, phase=Phase.GATHERING), seats, fresh("xy"))
     _, notes = step(tally, Notes(), NOW, "new")
     assert notes == Notes(last_call_ends=NOW + 30)
@@ -498,7 +498,7 @@ def test_closed_beats_every_other_change(head: Head) -> None:
 
 
 def test_changes_are_listed_the_most_final_first() -> None:
-    assert [change.name for change in Change] == ["CLOSED", "EVICTED", "MEMBER_LOST", "NODES_WAITING"]
+    assert [change.name for change in Change] == ["CLOSED", "EVICTED", "MEMBER_LOST", "RESIZED", "NODES_WAITING"]
 
 
 def test_everything_that_is_true_is_told() -> None:

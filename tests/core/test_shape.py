@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,9 +22,9 @@ from rendezvous_async.core.ranks import Candidate, assign_ranks
 from rendezvous_async.core.shape import (
     Fit,
     Shape,
-    can_grow,
     choose,
     count_domains,
+    count_newcomers,
     explain,
     is_complete,
     largest_size,
@@ -198,20 +199,20 @@ def test_valid_sizes_are_the_allowed_multiples(low: int, steps: int, step: int, 
 
 def test_leftovers_make_nobody_restart() -> None:
     eight = {"": 8}
-    assert not any(can_grow(eight, {"": count}, shaped("4:64:4")) for count in range(4))
-    assert can_grow(eight, {"": 4}, shaped("4:64:4"))
-    assert not can_grow({"": 64}, {"": 64}, shaped("4:64:4"))
-    assert not can_grow(eight, {"": 8}, shaped("4:64:4", target=8))
+    assert not any(count_newcomers(eight, {"": count}, shaped("4:64:4")) for count in range(4))
+    assert count_newcomers(eight, {"": 4}, shaped("4:64:4"))
+    assert not count_newcomers({"": 64}, {"": 64}, shaped("4:64:4"))
+    assert not count_newcomers(eight, {"": 8}, shaped("4:64:4", target=8))
 
 
 def test_newcomers_of_different_domains_are_leftovers_until_one_is_whole() -> None:
-    assert not can_grow({"A": 4}, {"B": 3, "C": 3}, FOURS)
-    assert can_grow({"A": 4}, {"B": 3, "C": 4}, FOURS)
+    assert not count_newcomers({"A": 4}, {"B": 3, "C": 3}, FOURS)
+    assert count_newcomers({"A": 4}, {"B": 3, "C": 4}, FOURS)
 
 
 def test_a_newcomer_that_makes_a_broken_domain_whole_is_waited_for_by_nobody_else() -> None:
-    assert can_grow({"A": 4, "B": 3}, {"B": 1}, FOURS)
-    assert not can_grow({"A": 4, "B": 3}, {"C": 1}, FOURS)
+    assert count_newcomers({"A": 4, "B": 3}, {"B": 1}, FOURS)
+    assert not count_newcomers({"A": 4, "B": 3}, {"C": 1}, FOURS)
 
 
 def test_complete_means_that_nobody_can_make_it_larger() -> None:
@@ -410,8 +411,12 @@ def test_growing_is_what_choosing_again_would_show() -> None:
     for _ in range(2000):
         shape, nodes = random_shape(rng), random_nodes(rng, 12)
         members, others = nodes[: len(nodes) // 2], nodes[len(nodes) // 2 :]
-        grows = can_grow(count_domains(members, shape), count_domains(others, shape), shape)
-        assert grows == (len(choose(nodes, shape)) > len(choose(members, shape)))
+        members = [msgspec.structs.replace(node, rank=rank) for rank, node in enumerate(members)]
+        others = [msgspec.structs.replace(node, rank=None) for node in others]
+        more = count_newcomers(count_domains(members, shape), count_domains(others, shape), shape)
+        world = choose([*members, *others], shape)
+        grows = len(world) > len(choose(members, shape))
+        assert more == (len(world) - kept(world) if grows else 0)
         seen[grows] += 1
     assert min(seen.values()) > 300
 
@@ -459,5 +464,5 @@ def crowd(count: int) -> list[Candidate]:
 def test_the_work_grows_with_the_number_of_candidates(shape: Shape) -> None:
     some, many = crowd(512), crowd(1024)
     few_lines, lines = lines_run(lambda: choose(some, shape)), lines_run(lambda: choose(many, shape))
-    assert 1024 < lines < 20 * 1024
+    assert lines < 20 * 1024
     assert lines < 2.5 * few_lines

@@ -36,7 +36,7 @@ def picture(tally: Tally) -> dict[str, object]:
     return {
         "records": tally.records,
         "groups": (tally.holding, tally.returned, tally.newcomers, tally.foreign),
-        "counts": (tally.live_members, tally.lost, tally.waiting, tally.at_barrier),
+        "counts": (tally.live_members, tally.lost, tally.wanted, tally.at_barrier),
         "history": (tally.last_round, tally.has_survivor),
         "candidates": tally.candidates(),
     }
@@ -107,7 +107,7 @@ def test_groups() -> None:
     assert tally.returned == {"b"}
     assert tally.newcomers == {"d"}
     assert tally.foreign == {"e"}
-    assert (tally.live_members, tally.lost, tally.waiting, tally.at_barrier) == (2, 1, 2, 2)
+    assert (tally.live_members, tally.lost, tally.wanted, tally.at_barrier) == (2, 1, 1, 2)
     assert repr(tally) == "<Tally round=3 formed holding=1 returned=1 newcomers=1 foreign=1>"
 
 
@@ -133,14 +133,14 @@ def test_a_node_without_the_label_that_ranks_go_by_is_no_candidate() -> None:
     assert tally.newcomers == {"b"}
 
 
-def test_spares_do_not_count_as_waiting() -> None:
+def test_spares_are_not_wanted() -> None:
     head, seats = formed("abc")
     members = {name: record(f"{name}1") for name in "abc"}
     newcomers = {name: record(f"{name}1") for name in "xyz"}
-    assert roster_of(head, seats, members | newcomers).waiting == 1
-    assert roster_of(head, seats, members | newcomers | {"a": record("a2")}).waiting == 2
+    assert roster_of(head, seats, members | newcomers).wanted == 1
+    assert roster_of(head, seats, members | newcomers | {"a": record("a2")}).wanted == 1
     del members["b"]
-    assert roster_of(head, seats, members | newcomers).waiting == 2
+    assert roster_of(head, seats, members | newcomers).wanted == 2
 
 
 def test_the_last_round_is_the_highest_that_anybody_remembers() -> None:

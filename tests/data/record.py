@@ -3,9 +3,9 @@
     python -m tests.data.record              # into the next directory, if anything differs from the newest
     python -m tests.data.record --replace    # into the newest directory: only while no release has written those bytes
 
-Each ``v<n>`` holds ``bytes.json`` (records and messages in hex, and texts), ``log`` and ``directory`` (of a file
-backend). Whoever changes what is written records it before the release that brings it. The older directories stay as
-they are: ``test_recorded.py`` reads all of them.
+Each ``v<n>`` holds ``bytes.json`` (records, messages and images in hex, and texts), ``log`` and ``directory`` (of a
+file backend). Whoever changes what is written records it before the release that brings it. The older directories stay
+as they are: ``test_recorded.py`` reads all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 
 from rendezvous_async.backends.tcp import wire
 from rendezvous_async.core.codec import encode
-from tests.data.samples import ANSWERS, CORE_RECORDS, GREETINGS, REQUESTS, TEXTS, write_directory, write_log
+from tests.data.samples import ANSWERS, CORE_RECORDS, GREETINGS, IMAGES, REQUESTS, TEXTS, write_directory, write_log
 
 PLACE = Path(__file__).parent
 
@@ -35,6 +35,7 @@ class Recorded(msgspec.Struct, frozen=True):
     requests: dict[str, str]
     answers: dict[str, str]
     texts: dict[str, str]
+    images: dict[str, str] = {}
 
 
 def present() -> Recorded:
@@ -45,6 +46,7 @@ def present() -> Recorded:
         {name: wire.frame(message).hex() for name, message in REQUESTS.items()},
         {name: wire.frame(message).hex() for name, message in ANSWERS.items()},
         {name: make() for name, make in TEXTS.items()},
+        {name: make().data.hex() for name, make in IMAGES.items()},
     )
 
 

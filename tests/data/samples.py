@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from rendezvous_async.backends import open_backend
 from rendezvous_async.backends.base import OWN, Commit, Condition, Delete, Entry, Listing, Put, Token
+from rendezvous_async.backends.cas.image import Draft, Image
 from rendezvous_async.backends.classic import close_envelope
 from rendezvous_async.backends.table import frames
 from rendezvous_async.backends.table.log import Log
@@ -23,6 +24,7 @@ from rendezvous_async.core.state import (
     COORDINATOR,
     FORMING,
     STATE,
+    WORLD_SHAPE,
     Closed,
     Head,
     Last,
@@ -34,11 +36,13 @@ from rendezvous_async.core.state import (
     round_key,
     seat_key,
 )
-from rendezvous_async.settings import Settings
+from rendezvous_async.settings import Settings, settings_for
+from rendezvous_async.sizes import parse_sizes
 
 CoreRecord: TypeAlias = Head | Node | Seat | Post
 
 _SETTINGS = Settings(2, 4, "label:rack", 20.5, 2.5)
+_SHAPED = settings_for(parse_sizes("4,8,24"), "sticky", 20.5, 2.5, "nvlink", 4, 5.0)
 _TOKEN = Token("epoch", 7)
 _ENTRY = Entry("rendezvous_async/job/state", b"value", _TOKEN, "epoch.1")
 _LISTING = Listing((_ENTRY, Entry("rendezvous_async/job/gone", None, _TOKEN)), _TOKEN, complete=False)
@@ -61,6 +65,20 @@ CORE_RECORDS: Mapping[str, CoreRecord] = {
         requires=("shape@0.2",),
     ),
     "head of a closed run": Head(settings=Settings(1, 1), closed=Closed("training done", "head_1_0a1b2c3d")),
+    "head of a run with steps": Head(settings=settings_for(parse_sizes("4:64:4"))),
+    "head of a scaled run": Head(
+        settings=_SHAPED,
+        round=5,
+        phase=Phase.FORMED,
+        attempt="attempt",
+        size=4,
+        token=("epoch", 13),
+        requires=(WORLD_SHAPE,),
+        held_back=3,
+        origin=Settings(4, 8).fingerprint,
+        generation=2,
+        target=8,
+    ),
     "node": Node(arrival="0a1b2c3d-1", fingerprint=_SETTINGS.fingerprint),
     "node of a survivor": Node(
         arrival="0a1b2c3d-2",
@@ -161,6 +179,19 @@ async def write_directory(path: Path, beside: Path) -> None:
         copytree(beside, path)
 
 
+def image_of_two_writes() -> Image:
+    """Return what the backend over one value stores: a session with a key, a key without, and a keep-alive."""
+    first = Draft(Image.empty("epoch"))
+    session, _ = first.open_session(5.0, (Put("ns/job/nodes/a", b"record", OWN), Put("ns/job/gone", b"")), ())
+    first.commit((Put("ns/job/kept", b"value"), Delete("ns/job/gone")), ())
+    second = Draft(first.image(b"mark 1  "))
+    second.keep_alive(session)
+    return second.image(b"mark 2  ")
+
+
+IMAGES: Mapping[str, Callable[[], Image]] = {"after two writes": image_of_two_writes}
+
+
 def _proof(role: str) -> str:
     key = Secret.parse("a secret").key
     hello, challenge = wire.frame(GREETINGS["hello"])[4:], wire.frame(ANSWERS["challenge"])[4:]
@@ -171,6 +202,7 @@ TEXTS: Mapping[str, Callable[[], str]] = {
     "keys": lambda: " ".join((STATE, COORDINATOR, FORMING, node_key("a/1"), seat_key(".."), round_key(7))),
     "fingerprint": lambda: Settings(2, 4).fingerprint,
     "fingerprint with labels": lambda: _SETTINGS.fingerprint,
+    "fingerprint of a shape": lambda: _SHAPED.fingerprint,
     "restricted secret": lambda: restrict("a secret", "team-a/"),
     "proof of a client": lambda: _proof("client"),
     "proof of a server": lambda: _proof("server"),

@@ -13,6 +13,7 @@ import pytest
 
 from rendezvous_async.backends import open_backend
 from rendezvous_async.backends.base import Token
+from rendezvous_async.backends.cas.image import Image
 from rendezvous_async.backends.table import frames
 from rendezvous_async.backends.table.log import Log
 from rendezvous_async.backends.tcp import wire
@@ -25,6 +26,7 @@ from tests.data.samples import (
     CORE_RECORDS,
     FILE_TTL,
     GREETINGS,
+    IMAGES,
     LOG_REST,
     LOG_START,
     REQUESTS,
@@ -80,6 +82,14 @@ def body_of(data: str) -> bytes:
 def test_what_nodes_compare_is_the_same_in_all_versions(version: Path) -> None:
     for name, text in recorded(version).texts.items():
         assert TEXTS[name]() == text, name
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
+def test_images_are_read_as_they_were_meant(version: Path) -> None:
+    for name, data in recorded(version).images.items():
+        read, meant = Image.decode(bytes.fromhex(data)), IMAGES[name]()
+        assert (read.number, read.mark, read.beats) == (meant.number, meant.mark, meant.beats), name
+        assert read.table.snapshot() == meant.table.snapshot(), name
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
@@ -161,11 +171,15 @@ def test_every_kind_and_every_field_is_recorded() -> None:
 # The command
 
 
-def test_the_command_says_that_there_is_nothing_to_record(capsys: pytest.CaptureFixture[str]) -> None:
-    before = [path.stat().st_mtime_ns for path in VERSIONS]
+def test_the_command_says_that_there_is_nothing_to_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(record, "PLACE", tmp_path)
+    shutil.copytree(VERSIONS[-1], tmp_path / "v1")
+    before = (tmp_path / "v1").stat().st_mtime_ns
     main([])
-    assert capsys.readouterr().out == f"{VERSIONS[-1].name} has just what this version writes\n"
-    assert [path.stat().st_mtime_ns for path in directories()] == before
+    assert capsys.readouterr().out == "v1 has just what this version writes\n"
+    assert [path.stat().st_mtime_ns for path in directories()] == [before]
 
 
 def test_a_change_is_recorded_beside_what_there_was(

@@ -33,7 +33,7 @@ from rendezvous_async.core.state import Closed, Head, Last, Node, Phase, Post, S
 from rendezvous_async.errors import RendezvousStateError
 from rendezvous_async.page.http import Document, Exchange
 from rendezvous_async.page.site import Documents, Site
-from rendezvous_async.settings import Settings, decode_segment, encode_segment, parse_endpoint, parse_nodes
+from rendezvous_async.settings import Settings, decode_segment, encode_segment, parse_endpoint
 from rendezvous_async.sizes import parse_sizes
 
 __all__ = ["REQUESTS", "Target", "targets"]
@@ -57,6 +57,13 @@ RECORDS: tuple[Head | Node | Seat | Post, ...] = (
         settings=_SETTINGS, round=3, phase=Phase.FORMED, attempt="a" * 16, size=3, waiting=1, lost=1, token=("epoch", 7)
     ),
     Head(settings=_SETTINGS, closed=Closed(reason="done", by="node-1")),
+    Head(
+        settings=Settings(4, 24, step=0, listed=(4, 8, 24), domain="rack", per_domain=4, grow=5.0),
+        held_back=3,
+        origin="4:8 sticky last_call=30 regroup=3",
+        generation=2,
+        target=8,
+    ),
     Node(arrival="b" * 16, fingerprint=_SETTINGS.fingerprint, last=Last(3, 1), address="host", labels={"rack": "7"}),
     Seat(round=3, attempt="a" * 16, arrival="b" * 16, rank=1, address="host", labels={"rack": "7"}),
     Post(node="node-1"),
@@ -266,7 +273,6 @@ def targets() -> Iterator[list[Target]]:
             ),
             Target("http request", _page, (), requests),
             Target("endpoint", _text(parse_endpoint), (ValueError,), texts),
-            Target("node count", _text(parse_nodes), (ValueError,), (b"2:4", b"7")),
             Target("sizes", _text(parse_sizes), (ValueError,), (b"2:4", b"7", b"4:64:4", b"4,8,16")),
             Target("ids as segments of keys", _text(_segment), (), names),
         ]

@@ -33,7 +33,7 @@ TAKES_TOO_LONG = 30.0
 HANGS = 120.0
 """Seconds after its time for which it may go on; then it prints where it is, and ends."""
 MOST_BROKEN = 20
-"""After so many it stops."""
+"""It stops after this many."""
 
 
 class Tally(msgspec.Struct):

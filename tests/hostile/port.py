@@ -73,7 +73,7 @@ class Port:
         return self.looks[-1].rss_kib - self.looks[0].rss_kib if self.looks else 0
 
     async def attack(self, rng: random.Random, connections: int) -> list[str]:
-        """Open so many bad connections, one after another; returns what broke."""
+        """Open this many bad connections, one after another; return what broke."""
         self.attacks += 1
         broken: list[str] = []
         for _ in range(connections):

@@ -17,7 +17,7 @@ INPUTS = 300
 NAMES = (
     "core.codec Head", "core.codec Node", "core.codec Seat", "core.codec Post", "tcp.wire stream", "tcp.wire greeting",
     "tcp.wire request", "tcp.wire answer", "tcp.auth secret", "log frame", "log records", "log file",
-    "file session names", "etcd keys and leases", "http request", "endpoint", "node count", "sizes",
+    "file session names", "etcd keys and leases", "http request", "endpoint", "sizes",
     "ids as segments of keys",
 )  # fmt: skip
 

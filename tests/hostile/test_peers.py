@@ -24,7 +24,7 @@ from rendezvous_async.backends.tcp.server.server import CLAIM
 from rendezvous_async.backends.tcp.versions import PROTOCOLS
 from rendezvous_async.core.state import node_key
 from rendezvous_async.errors import RendezvousConnectionError
-from tests.backends.tcp.support import RawClient, connected, eventually, through_proxy
+from tests.backends.tcp.support import RawClient, answering, connected, eventually, through_proxy
 from tests.hostile.port import no_callback_fails
 
 MANY = 1000
@@ -274,9 +274,5 @@ async def fake_server(answer: wire.AnyMessage) -> AsyncIterator[str]:
         await reader.read()
         writer.close()
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
-    try:
-        yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}?is_host=false"
-    finally:
-        server.close()
-        await server.wait_closed()
+    async with answering(talk) as endpoint:
+        yield endpoint

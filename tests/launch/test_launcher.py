@@ -6,17 +6,20 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+import anyio
 import pytest
 
 import rendezvous_async as library
-from rendezvous_async.admin import close_run
+from rendezvous_async.admin import close_run, read_status, scale_run
 from rendezvous_async.backends.tcp import TcpServer, serve
+from rendezvous_async.core.diagnosis import Role
+from rendezvous_async.core.state import STATE
 from tests.backends.tcp.support import eventually
-from tests.cli.support import Command, command, free_port
+from tests.cli.support import WAIT, Command, command, free_port
 
 WORKER = """
 import os, sys, time
@@ -157,6 +160,64 @@ async def test_restarts_run_out(server: TcpServer, tmp_path: Path) -> None:
         assert b.lines.count("try") == 2
         assert await a.code() == 1
     assert "the job failed: a worker on node b exited with code 7" in a.lines[-1]
+
+
+async def test_a_run_is_scaled_while_it_trains(server: TcpServer, tmp_path: Path) -> None:
+    """Down, and up beyond the --nodes that all launchers were started with; one that comes late brings the same."""
+    job = waiting_for(tmp_path / "end")
+    async with AsyncExitStack() as stack:
+        a, b, c = [await stack.enter_async_context(launch(server.endpoint, name, "2:3", *job)) for name in "abc"]
+        for launcher in (a, b, c):
+            await worker(launcher, size=3)
+        backend = await stack.enter_async_context(library.open_backend(server.endpoint, run_id="job", is_host="false"))
+        assert (await scale_run(backend, "1:2")).nodes == "1:2"
+        for launcher in (a, b, c):
+            await launcher.line("round 1: the run was scaled; joining the next round")
+        status = await eventually_formed(backend, 2)
+        members = [{"a": a, "b": b, "c": c}[name] for name in status.nodes(Role.MEMBER)]
+        for launcher in members:
+            assert (await worker(launcher, size=2, after=1)).round == 2
+        await scale_run(backend, "1:8", target=4)
+        d = await stack.enter_async_context(launch(server.endpoint, "d", "2:3", *job))
+        ranks = {(await worker(launcher, size=4)).rank for launcher in (a, b, c, d)}
+        assert ranks == {0, 1, 2, 3}
+        (tmp_path / "end").touch()
+        assert [await launcher.code() for launcher in (a, b, c, d)] == [0, 0, 0, 0]
+
+
+async def eventually_formed(backend: library.Backend, size: int) -> library.Status:
+    """Wait for a round of this size."""
+    with anyio.fail_after(WAIT):
+        async with backend.watch(STATE) as watch:
+            async for _ in watch:
+                status = await read_status(backend)
+                if len(status.nodes(Role.MEMBER)) == size:
+                    return status
+    raise AssertionError
+
+
+@pytest.mark.parametrize("spare", [False, True], ids=["smaller", "with a spare"])
+async def test_restarts_run_out_and_the_others_can_go_on(server: TcpServer, tmp_path: Path, spare: bool) -> None:
+    """By the sizes that hold now, not by those that the launcher was started with; and a spare takes the place."""
+    nodes, size = ("2", 2) if spare else ("2:2", 1)
+    job = waiting_for(tmp_path / "end")
+    fails = ("--max-restarts", "0", "--", "sh", "-c", f"while [ ! -e {tmp_path}/fail ]; do sleep 0.05; done; exit 7")
+    async with AsyncExitStack() as stack:
+        a = await stack.enter_async_context(launch(server.endpoint, "a", nodes, *job))
+        b = await stack.enter_async_context(launch(server.endpoint, "b", nodes, *fails))
+        await worker(a, size=2)
+        backend = await stack.enter_async_context(library.open_backend(server.endpoint, run_id="job", is_host="false"))
+        if spare:
+            c = await stack.enter_async_context(launch(server.endpoint, "c", nodes, *job))
+            await c.line("c (spare)")
+        else:
+            await scale_run(backend, "1:2")
+        (tmp_path / "fail").touch()
+        assert await b.code() == 7
+        assert "the other nodes can continue without this one" in b.lines[-1]
+        assert (await worker(a, size=size, after=1)).size == size
+        (tmp_path / "end").touch()
+        assert await a.code() == 0
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ import os
 import sys
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 
 import rendezvous_async as rdzv
 from rendezvous_async.launch.launcher import launch
 from rendezvous_async.launch.plan import LaunchError, Plan
+from tests.backends.tcp.support import eventually
 
 PLAN = Plan(endpoint="memory://launch", run_id="job", nodes="1", command=(sys.executable, "-c", ""))
 
@@ -26,6 +28,10 @@ def planned(**changes: Any) -> Plan:
         ({"endpoint": "nowhere"}, "endpoint"),
         ({"run_id": ""}, "run_id"),
         ({"nodes": "3:2"}, "nodes"),
+        ({"nodes": "4:9:4"}, "do not reach 9"),
+        ({"nodes": "2:4", "per_domain": 2}, "needs a domain"),
+        ({"nodes": "2:4", "per_domain": 5, "domain": "x"}, "none of the sizes 2:4 is a multiple of per_domain=5"),
+        ({"labels": {"nproc": "4"}}, "'nproc'"),
         ({"node": " "}, "node"),
         ({"command": ()}, "command"),
         ({"workers": 0}, "workers"),
@@ -74,6 +80,19 @@ async def test_a_worker_that_fails_gives_its_code() -> None:
     code, said = await launched(planned(endpoint="memory://failing", command=failing, max_restarts=0))
     assert code == 7
     assert "exited with code 7, and no restarts are left" in said[-1]
+
+
+async def test_a_node_without_the_label_of_its_domain_is_told_at_once() -> None:
+    plan = planned(endpoint="memory://unlabelled", domain="rack", timeouts=rdzv.Timeouts(last_call=0.1))
+    said: list[str] = []
+    async with rdzv.open_backend(plan.endpoint, run_id=plan.run_id) as backend, anyio.create_task_group() as group:
+        group.start_soon(launch, plan, backend, said.append)
+        await eventually(lambda: len(said) > 1)
+        group.cancel_scope.cancel()
+    assert said[0] == "this node has no label 'rack', so it can only be a spare; set it with --label rack=VALUE"
+    assert "spares without the label rack: " in said[1]
+    code, said = await launched(msgspec.structs.replace(plan, labels={"rack": "r1"}))
+    assert (code, said[0]) == (0, "round 1: node rank 0 of 1")
 
 
 @pytest.mark.parametrize(("command", "code"), [("no-such-command", 127), (os.devnull, 126)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -11,6 +12,8 @@ import pytest
 from rendezvous_async import (
     Change,
     Delete,
+    Event,
+    EventKind,
     Put,
     RendezvousConnectionError,
     RendezvousStateError,
@@ -120,6 +123,26 @@ async def test_another_takes_over_when_the_coordinator_is_gone(how: str) -> None
         again = await together(first, second)
         assert {world.size for world in again} == {2}
         assert await coordinator_of(first) in (first.node, second.node)
+
+
+@in_virtual_time
+async def test_of_many_that_campaign_one_coordinates() -> None:
+    async with Meeting() as meeting:
+        nodes = await meeting.enter_all("abcd")
+        await together(*nodes)
+        name = await coordinator_of(nodes[0])
+        (gone,) = (node for node in nodes if node.node == name)
+        coordinating: list[str] = []
+
+        def note(name: str, event: Event) -> None:
+            if event.kind is EventKind.COORDINATING:
+                coordinating.append(name)
+
+        for node in nodes:
+            node.listen(partial(note, node.node))
+        await gone.leave()
+        await anyio.sleep(1)
+        assert coordinating == [await coordinator_of(gone)]
 
 
 @in_virtual_time
@@ -360,7 +383,7 @@ async def test_every_write_of_the_coordinator_compares_the_state_and_the_post() 
 
 
 @pytest.mark.parametrize(
-    "limits", [{"max_writes": 6}, {"max_bytes": 700}, {"max_writes": 5, "max_bytes": 500}], ids=str
+    "limits", [{"max_writes": 6}, {"max_bytes": 700}, {"max_writes": 5, "max_bytes": 700}], ids=str
 )
 @in_virtual_time
 async def test_a_round_that_does_not_fit_is_written_in_batches(limits: dict[str, Any]) -> None:
@@ -505,7 +528,7 @@ async def test_a_coordinator_without_a_state_stands_down() -> None:
 
 
 def touch_state(meeting: Meeting) -> None:
-    """Write the head anew, as another writer would: every compare with the old one is lost."""
+    """Rewrite the head as another writer would: every compare with the old one fails."""
     table, key = meeting.server.table, f"{PREFIX}state"
     entry = table.get(key)
     assert entry is not None

@@ -1,4 +1,4 @@
-"""Joining: when rounds form, who is in them, who waits, and what a join that fails says."""
+"""Joining: when rounds form, which nodes are in and which wait, and the errors of a join that fails."""
 
 from __future__ import annotations
 

@@ -230,8 +230,10 @@ async def test_a_task_that_fails_for_an_unknown_reason_ends_the_membership() -> 
         world = await a.join()
         backend.broken = True
         await until(lambda: world.change is Change.EVICTED)
-        with pytest.raises(RendezvousFencedError, match=r"a background task failed: OSError\('a bug'\)"):
+        with pytest.raises(RendezvousFencedError, match=r"a background task failed: OSError\('a bug'\)") as raised:
             world.check()
+        assert raised.value.__cause__ is not None
+        assert isinstance(raised.value.__cause__.__cause__, OSError), "with its traceback"
         await a.leave()
         assert await meeting.keys("nodes/") == ["nodes/a"], "it could not be told"
         backend.broken = False

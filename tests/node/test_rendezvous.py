@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import anyio
@@ -44,21 +45,33 @@ GOOD: dict[str, Any] = {"endpoint": "memory://here", "run_id": "job", "nodes": 2
     [
         ({"nodes": 0}, "not 0"),
         ({"nodes": -1}, "not -1"),
-        ({"nodes": "3:2"}, "not '3:2'"),
+        ({"nodes": "3:2"}, "nodes='3:2': .*, not 3:2"),
         ({"nodes": "two"}, "not 'two'"),
         ({"nodes": "2:"}, "not '2:'"),
         ({"nodes": ""}, "not ''"),
-        ({"nodes": (4, 2)}, r"not \(4, 2\)"),
+        ({"nodes": (4, 2)}, r"nodes=\(4, 2\): .*, not 4:2"),
+        ({"nodes": "4:64:7"}, "steps of 7 from 4 do not reach 64, only 60 and 67"),
+        ({"nodes": [4, 16, 8]}, "sizes must be in increasing order, and 16 is before 8"),
+        ({"per_domain": 4}, "per_domain=4 needs a domain"),
+        (
+            {"nodes": "3,5", "domain": "nvlink", "per_domain": 4},
+            "none of the sizes 3:5:2 is a multiple of per_domain=4",
+        ),
+        ({"domain": "nvlink", "per_domain": 0}, "per_domain must be from 1 to 1000000, not 0"),
+        ({"domain": "nvlink", "per_domain": "4"}, "per_domain must be a count of nodes, not '4'"),
+        ({"domain": None}, "domain must be the name of a label"),
+        ({"domain": "x" * 300}, "domain must have at most 256 characters, not 300"),
+        ({"domain": "\ud800"}, "domain must be a string that UTF-8 can encode"),
         ({"nodes": (1, 2, 3)}, r"not \(1, 2, 3\)"),
         ({"nodes": 1.5}, "not 1.5"),
         ({"nodes": True}, "not True"),
         ({"nodes": None}, "not None"),
         ({"nodes": 10_000_000}, "not 10000000"),
-        ({"run_id": ""}, "run_id must be a text that is not empty, not ''"),
+        ({"run_id": ""}, "run_id must be a non-empty string, not ''"),
         ({"run_id": "  "}, "not '  '"),
         ({"run_id": 7}, "not 7"),
         ({"run_id": "x" * 300}, "at most 256 characters, not 300: 'xxxx"),
-        ({"node": ""}, "node must be a text that is not empty, not ''"),
+        ({"node": ""}, "node must be a non-empty string, not ''"),
         ({"node": "x" * 300}, "at most 256 characters"),
         ({"node": "\ud800"}, "node must be .*'\\\\ud800'"),
         ({"node": "é" * 256}, "node.*'éééé"),
@@ -207,6 +220,15 @@ async def test_entering_sends_nothing() -> None:
 
 
 @in_virtual_time
+async def test_an_endpoint_that_was_never_used_is_not_opened_to_be_closed() -> None:
+    async with connect(**GOOD) as a:
+        pass
+    assert a._supervisor is not None
+    assert a._supervisor.backend is None
+    assert a._supervisor.failure is None
+
+
+@in_virtual_time
 async def test_leaving_deletes_the_record_and_the_post_in_one_step() -> None:
     async with Meeting() as meeting:
         async with meeting.node("a", "1") as a:
@@ -306,6 +328,25 @@ async def test_a_join_ends_when_the_rendezvous_is_left_meanwhile(slow: bool, aft
         assert joining.ended_at is not None
         assert joining.ended_at < left_at + 1
         assert meeting.server.table.sessions == 0
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@in_virtual_time
+async def test_a_session_that_opens_after_the_rendezvous_was_left_is_ended(is_cancelled: bool) -> None:
+    async with Meeting(slow=True) as meeting:
+        a = meeting.node("a", "2")
+        await a.__aenter__()
+        joining = meeting.start(a)
+        await anyio.sleep(0.005)
+        await a.__aexit__(None, None, None)
+        await anyio.sleep(0.02)
+        assert meeting.server.table.sessions == 1, "the join has heard of it, and has asked for its end"
+        if is_cancelled:
+            joining.scope.cancel()
+        await anyio.sleep(0.02)
+        assert meeting.server.table.sessions == 0
+        assert joining.ended
+        assert is_cancelled or "was left while it joined" in str(joining.error)
 
 
 @in_virtual_time
@@ -441,6 +482,26 @@ async def test_leaving_a_backend_that_does_not_answer_is_bounded() -> None:
 
 
 @in_virtual_time
+async def test_a_goodbye_without_an_answer_is_not_said_again_at_once() -> None:
+    async with Meeting() as meeting:
+        line = meeting.line()
+        for pause, waits in ((0.0, 0.0), (0.4, 0.0), (0.5, 1.5)):
+            async with meeting.node("a", "1", backend=line) as a:
+                await a.join()
+                await anyio.sleep(0.5)
+                line.cut()
+                await anyio.sleep(2)  # A keep-alive gets no answer, so the node knows of the trouble.
+                start = now()
+                await a.leave()
+                assert now() == start + 1.5
+                await anyio.sleep(pause)
+                start = now()
+            assert now() == start + waits
+            line.mend()
+            await anyio.sleep(6)
+
+
+@in_virtual_time
 async def test_no_new_session_before_the_old_one_is_ended() -> None:
     """A leave that did not get through is made good before the next join, so one node never has two records."""
     async with Meeting() as meeting:
@@ -488,6 +549,26 @@ async def test_calls_that_get_no_answer_say_so(name: str) -> None:
             await (a.evict("b") if name == "evict" else getattr(a, name)())
         assert now() == 3
         line.mend()
+
+
+@in_virtual_time
+async def test_a_join_tries_again_ever_more_seldom_but_at_least_every_second_and_a_half() -> None:
+    tried: list[float] = []
+
+    class Failing(MemoryDriver):
+        async def open(self, opening: Opening, deadline: Deadline | None = None) -> Granted:
+            tried.append(now())
+            raise RendezvousConnectionError("no answer")
+
+    async with Meeting() as meeting:
+        a = await meeting.enter("a", "1", backend=Failing(meeting.server), timeouts=Timeouts(join=20))
+        with pytest.raises(RendezvousTimeoutError, match="no answer"):
+            await a.join()
+        assert now() == tried[0] + 20
+        pauses = [after - before for before, after in pairwise(tried)]
+        means = [min(0.05 * 2**number, 1.0) for number in range(len(pauses))]
+        assert len(pauses) > 10
+        assert all(0.5 * mean - 1e-5 <= pause <= 1.5 * mean + 1e-5 for mean, pause in zip(means, pauses, strict=True))
 
 
 @in_virtual_time
@@ -593,8 +674,10 @@ async def test_an_owner_that_fails_is_logged_and_hangs_nobody(caplog: pytest.Log
             raise Boom
 
         assert a._supervisor is not None
+        assert a._supervisor.failure is None
         await a._supervisor.see_through(fail)
         await a.__aexit__(None, None, None)
+        assert a._supervisor.failure is not None
         assert "its owner failed; please report this" in caplog.text
         meeting._all.clear()
         await until(lambda: meeting.server.table.sessions == 0)

@@ -188,7 +188,7 @@ async def test_values_are_bytes_or_text(value: object) -> None:
     async with Meeting() as meeting:
         (a,) = await meeting.enter_all("a", "1")
         store = (await a.join()).store
-        with pytest.raises(TypeError, match="bytes or a text"):
+        with pytest.raises(TypeError, match="bytes or a string"):
             await store.set("key", value)  # type: ignore[arg-type]
         assert await store.num_keys() == 0
 

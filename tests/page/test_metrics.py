@@ -48,10 +48,14 @@ async def test_runs_and_what_their_nodes_do() -> None:
             assert figures["rdzv_run_nodes", "member", odd] == 1
             assert figures["rdzv_run_nodes", "spare", odd] == 0
             assert figures["rdzv_run_closed", odd] == 0
+            assert figures["rdzv_run_usable", odd] == 1
+            assert figures["rdzv_run_held_back", odd] == figures["rdzv_run_generation", odd] == 0
             assert figures["rdzv_connections",] == figures["rdzv_sessions",] == 1
             assert figures["rdzv_keys",] == len(server.table)
             assert figures["rdzv_revision",] == server.table.revision
             await eventually(lambda: read(metrics)["rdzv_rounds_formed_total",] == 1)
+            await rendezvous.scale(target=1)
+            assert read(metrics)["rdzv_run_generation", odd] == 1
             await rendezvous.close("enough")
         figures = read(metrics)
         assert figures["rdzv_run_closed", odd] == 1

@@ -41,7 +41,7 @@ __all__ = ["BACKENDS", "Left", "cycle", "growth", "heap", "look", "meeting_place
 BACKENDS = ("tcp", "durable", "memory", "file", "etcd", "sync")
 PARTS = 10
 SOME_OBJECTS, OBJECTS_PER_CYCLE = 500, 0.05
-"""What may come and go, and what a cycle may cost in the long run: less than anything that was forgotten would."""
+"""What may vary, and what a cycle may cost in the long run: less than anything that was left behind would."""
 FULL_AFTER = 5000
 """Cycles after which what is kept on purpose (4,096 deleted keys, 4,096 names) is full: blocks and memory count from
 there. Before that, a cycle adds dozens of small blocks, as it must."""
@@ -186,7 +186,7 @@ def growth(looks: list[Left], cycles: int) -> list[str]:
 
 
 async def run_cycles(backend: str, endpoint: str, cycles: int, parts: int) -> list[Left]:
-    """Do so many cycles of one run, and look after each part; the first part is for everything to find its place."""
+    """Do this many cycles of one run, and measure after each part; the first part is a warm-up."""
     looks = []
     one = sync_cycle if backend == "sync" else cycle
     for part in range(parts):

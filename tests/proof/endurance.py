@@ -1,9 +1,9 @@
-"""``python -m tests.proof endure``: saga after saga until so many rounds have formed, with breaks.
+"""``python -m tests.proof endure``: saga after saga until enough rounds have formed, with breaks.
 
-A file remembers how far it is: which seeds were played with which code, what came to pass, and what failed. It is
-replaced as a whole after every saga, so that whoever interrupts it and starts it again loses seconds. Rounds count
-only for the code that formed them: when the library changes, the count for it begins anew, and the file keeps what was
-proved about the code before. Failures stay in the file, and make the exit code 1, until the file is deleted.
+A file records the progress: which seeds were played with which code, what happened, and what failed. It is replaced as
+a whole after every saga, so that an interruption costs only seconds. Rounds count only for the code that formed them:
+when the library changes, the count starts over, and the file keeps what was proved about the code before. Failures stay
+in the file, and make the exit code 1, until the file is deleted.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from pathlib import Path
 
 import msgspec
 
+from rendezvous_async.cli.pasting import as_test
+from rendezvous_async.testing import shrink
 from tests.proof import sagas
 from tests.proof.mutations import ROOT as CHECKOUT
 from tests.proof.sagas import Deeds, play_saga, saga_of
@@ -33,7 +35,8 @@ AHEAD = 8
 """Sagas for each process that may be done or under way while an earlier one is still being played."""
 ROOT = CHECKOUT / "rendezvous_async"
 NOT_SIMULATED = (
-    *("cli/", "launch/", "page/", "sync/", "testing/conformance/", "testing/etcd", "testing/proxy.py"),
+    *("cli/", "launch/", "page/", "pytest_plugin", "sync/"),
+    *("testing/conformance/", "testing/etcd", "testing/picture", "testing/proxy.py", "testing/shrinking"),
     *("backends/etcd/", "backends/file/", "backends/cas/", "backends/tcp/tls.py"),
 )
 
@@ -114,7 +117,7 @@ def play_seed(seed: int) -> tuple[Deeds, float, tuple[Failure, ...]]:
 
 
 def endure(stretch: Stretch, rounds: int, processes: int) -> Iterator[Stretch]:
-    """Go on where ``stretch`` ends, until so many rounds have formed; yields how far it is, saga by saga."""
+    """Go on where ``stretch`` ends, until enough rounds have formed; yield the progress, saga by saga."""
     under_way: deque[Future[tuple[Deeds, float, tuple[Failure, ...]]]] = deque()
     others = active_children()
     pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_prepare)
@@ -159,7 +162,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--progress", type=Path, default=Path("endurance.json"), help="the file that remembers (default endurance.json)"
     )
-    parser.add_argument("--seed", type=int, help="play only this saga, say what came of it, and remember nothing")
+    parser.add_argument(
+        "--seed", type=int, help="play only this saga, remember nothing; if it fails, shrink it to a test"
+    )
 
 
 def run(options: argparse.Namespace, say: Callable[[str], None]) -> int:
@@ -167,11 +172,17 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     if options.seed is not None:
         saga = saga_of(options.seed)
         say(str(saga))
-        print(play_saga(saga))
+        try:
+            print(play_saga(saga))
+        except Exception as error:
+            print(f"saga {saga.seed}: {type(error).__name__}: {error}", flush=True)
+            say("looking for the smallest saga that fails like this")
+            print(as_test(shrink(saga, play_saga), play_saga))
+            return 1
         return 0
     known = Endurance.load(options.progress)
     start = stretch = known.of(code_version())
-    say(f"goes on at saga {start.seed}" if start.seed else "begins anew: nothing was played with this code yet")
+    say(f"goes on at saga {start.seed}" if start.seed else "starts over: nothing was played with this code yet")
     shown = len(stretch.failures)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -1,4 +1,4 @@
-"""What etcd itself says was committed, in order: read from its JSON gateway, behind our own client's back.
+"""What etcd itself says was committed, in order: read from its JSON gateway, not through this library's client.
 
 A thread watches from the first revision on, at whichever member answers; what a member that was killed or frozen did
 not send is sent by the next one.
@@ -25,14 +25,14 @@ class EtcdHistory:
     """Every commit under a namespace, each handed over once.
 
     Args:
-        members: Of the cluster.
+        members: The members of the cluster.
         namespace: What to follow, with its slashes.
         take: Called in the thread with the revision of a commit and what it changed: keys in full, in their order,
             with value None for what it deleted.
         silence: Seconds without a word after which another member is asked.
 
     Attributes:
-        epoch: Of the history, as our backend names it; None until it is known.
+        epoch: The epoch of the history, as the backend names it; None until it is known.
     """
 
     def __init__(

@@ -57,8 +57,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     # The rules
     Mutation(
         "core/rules.py",
-        "    if tally.at_barrier >= settings.max_nodes:",
-        "    if tally.at_barrier > settings.max_nodes:",
+        "    if size == tally.shape.most or fills_the_gap:",
+        "    if fills_the_gap:",
         "a full barrier waits for the last call",
         "tests/node/test_join.py::test_max_forms_at_once",
     ),
@@ -73,7 +73,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "core/rules.py",
         "        return Shut(head.closed, spare)",
         "        return Pending(spare)",
-        "who waits at the barrier is not told of a close",
+        "a node at the barrier is not told of a close",
         "tests/node/test_join.py::test_closing_ends_every_join_and_every_world_for_good",
     ),
     Mutation(
@@ -85,10 +85,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "core/tally.py",
-        "        places = max(0, self.head.settings.max_nodes - self.live_members)",
-        "        places = self.head.settings.max_nodes",
+        "        return count_newcomers(self.member_domains, self.newcomer_domains, self.shape)",
+        "        return len(self.newcomers)",
         "spares count as waiting, and a full world restarts for them",
-        "tests/core/test_tally.py::test_spares_do_not_count_as_waiting",
+        "tests/core/test_tally.py::test_spares_are_not_wanted",
     ),
     Mutation(
         "core/tally.py",
@@ -99,10 +99,137 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "core/ranks.py",
-        "    if survivors and free and free[-1] == 0:",
+        "    if needs_lead and survivors and free and free[-1] == 0:",
         "    if False:",
         "a newcomer takes rank 0 from the survivors",
         "tests/core/test_ranks.py::test_sticky_3_if_0_is_free_the_lowest_survivor_moves_there",
+    ),
+    # The shape of worlds
+    Mutation(
+        'core/rules.py',
+        '    fills_the_gap = tally.lost > 0 and tally.has_survivor and size >= head.size',
+        '    fills_the_gap = False',
+        'a world waits for more though spares have filled the gap',
+        'tests/core/test_rules_of_shape.py::test_a_gap_that_spares_fill_is_not_waited_for',
+    ),
+    Mutation(
+        'core/rules.py',
+        'size >= head.size',
+        'size > 0',
+        'after a loss nobody is waited for',
+        'tests/core/test_rules_of_shape.py::test_a_gap_that_nobody_fills_is_waited_for',
+    ),
+    Mutation(
+        'core/rules.py',
+        '    ends_anyway = bool(tally.lost or tally.returned) or head.waiting > head.returned',
+        '    ends_anyway = bool(tally.lost or tally.returned)',
+        'a new coordinator holds those back again who were let in',
+        'tests/core/test_rules_of_shape.py::test_once_let_in_nobody_is_held_back',
+    ),
+    Mutation(
+        'core/rules.py',
+        'not ends_anyway and tally.size < tally.shape.most',
+        'not ends_anyway',
+        'newcomers who complete the world are held back',
+        'tests/core/test_rules_of_shape.py::test_nobody_is_held_back_who_completes_the_world_or_when_the_round_ends_anyway',
+    ),
+    Mutation(
+        'core/rules.py',
+        '        held_since = now if notes.held_since is None else notes.held_since',
+        '        held_since = now',
+        'every newcomer starts the time again for which all are held back',
+        'tests/core/test_rules_of_shape.py::test_the_time_is_that_of_the_first_who_came',
+    ),
+    Mutation(
+        'core/rules.py',
+        '    return 0 < shape.size_within(min(head.size, shape.most)) < head.size',
+        '    return shape.size_within(min(head.size, shape.most)) < head.size',
+        'a world that is too small now is given up before a larger one can form',
+        'tests/core/test_rules_of_shape.py::test_a_world_is_resized_only_if_a_smaller_one_can_be_made_of_it',
+    ),
+    Mutation(
+        'core/rules.py',
+        '    return leaves_over or head.size',
+        '    return head.size',
+        'the join of a leftover times out behind a world that has no place for it',
+        'tests/core/test_rules_of_shape.py::test_who_is_not_counted_is_a_spare',
+    ),
+    Mutation(
+        'core/state.py',
+        '        return self.origin == settings.fingerprint if self.origin else self.settings == settings',
+        '        return self.settings == settings',
+        'nodes with the old arguments do not match a run that was scaled',
+        'tests/core/test_rules_of_shape.py::test_nodes_bring_what_the_founder_brought',
+    ),
+    Mutation(
+        'core/state.py',
+        'origin="", generation=0, target=0',
+        'origin="", generation=0',
+        'a target outlives the settings that it was made for',
+        'tests/core/test_rules_of_shape.py::test_more_nodes_with_other_settings_take_over_all_that_was_scaled',
+    ),
+    Mutation(
+        'core/spec.py',
+        '        waiting=head.returned,  # The',
+        '        # The',
+        'members restart for newcomers that count no more',
+        'tests/core/test_rules_of_shape.py::test_the_count_of_newcomers_starts_over',
+    ),
+    Mutation(
+        'core/shape.py',
+        '    units.sort(key=lambda found: (-sum(place < survivors for place in found), found[0]))',
+        '    units.sort(key=lambda found: found[0])',
+        'a survivor is dropped that another choice keeps',
+        'tests/core/test_shape.py::test_the_world_with_more_survivors_goes_before_the_first_ranks',
+    ),
+    Mutation(
+        'core/shape.py',
+        'sum(mixed[: max(0, taken - whole)])',
+        '0',
+        'a newcomer that fills a gap is counted with all of its domain',
+        'tests/core/test_shape.py::test_growing_is_what_choosing_again_would_show',
+    ),
+    Mutation(
+        'core/ranks.py',
+        '        if end <= start <= size - len(blocks[domain]):',
+        '        if False:',
+        'a domain that is replaced moves the ranks of the others',
+        'tests/core/test_ranks.py::test_a_domain_keeps_its_ranks_whatever_happens_to_others',
+    ),
+    Mutation(
+        'core/ranks.py',
+        '    if homes and lowest[first] is None:',
+        '    if False:',
+        'a domain of newcomers takes rank 0 from the survivors',
+        'tests/core/test_ranks.py::test_a_survivor_has_rank_0_if_there_is_one',
+    ),
+    Mutation(
+        'core/tally.py',
+        '            self.shape = head.shape\n        self.head = head',
+        '            pass\n        self.head = head',
+        'a coordinator goes on with the old sizes after the run was scaled',
+        'tests/core/test_rules_of_shape.py::test_what_holds_now_is_followed_in_the_middle_of_a_round',
+    ),
+    Mutation(
+        'admin.py',
+        '        if changed == head:\n            return head\n',
+        '',
+        'scaling to what holds already makes another generation',
+        'tests/node/test_shape.py::test_scaling_says_what_it_cannot_do_and_changes_nothing',
+    ),
+    Mutation(
+        'node/world.py',
+        'max(head.waiting + head.lost, int(change is Change.RESIZED))',
+        'head.waiting + head.lost',
+        'a launcher that polls is not told that its world is too large',
+        'tests/node/test_shape.py::test_a_lower_max_turns_the_last_ranks_into_spares',
+    ),
+    Mutation(
+        'node/store.py',
+        '            return await self._result_at(place)  # All were',
+        '            return b""  # All were',
+        'a member that was cut off gets nothing of what the others gathered',
+        'tests/node/test_gather.py::test_a_member_that_gives_up_after_it_came_can_still_fetch_what_the_others_gathered',
     ),
     Mutation(
         "core/codec.py",
@@ -121,8 +248,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "admin.py",
-        "        check_features(head, backend.run_id)",
-        "        pass",
+        "        check_features(head, backend.run_id)\n        put = Put(",
+        "        put = Put(",
         "an old version writes the head of a newer one",
         "tests/node/test_versions.py::test_closing_is_refused_and_writes_nothing",
     ),
@@ -135,8 +262,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "core/rules.py",
-        "size=len(seats), requires=requires)",
-        "size=len(seats))",
+        "attempt=attempt, size=len(seats), token=None",
+        "attempt=attempt, size=len(seats), token=None, requires=()",
         "the next round lets old nodes in again",
         "tests/core/test_features.py::test_every_step_of_a_coordinator_keeps_what_the_head_requires",
     ),
@@ -171,8 +298,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "node/coordinator.py",
-        "    return vacant and head is not None and head.closed is None and head.settings == settings",
-        "    return vacant and head is not None and head.settings == settings",
+        "    return vacant and head is not None and head.closed is None and head.accepts(settings)",
+        "    return vacant and head is not None and head.accepts(settings)",
         "nodes fight for the post of a run that is over",
         "tests/node/test_coordinator.py::test_nobody_campaigns_for_a_closed_run",
     ),
@@ -426,6 +553,35 @@ MUTATIONS: tuple[Mutation, ...] = (
         "an id that no session can have reaches etcd",
         "tests/hostile/test_fuzz.py::test_a_decoder_answers_nonsense_with_its_own_error[etcd keys and leases]",
     ),
+    # One value that is compared and set
+    Mutation(
+        "backends/cas/replica.py",
+        "        return bool(is_made)",
+        "        return False",
+        "a write whose answer was lost is made again",
+        "tests/backends/cas/test_replica.py::test_a_write_whose_answers_are_lost_is_made_once",
+    ),
+    Mutation(
+        "backends/cas/replica.py",
+        "        if image.epoch == known.epoch and image.number < known.number:",
+        "        if image.epoch == known.epoch and not known.is_written:",
+        "a store that went back to an old value hands out its tokens again",
+        "tests/backends/cas/test_replica.py::test_a_store_that_went_back_begins_another_history",
+    ),
+    Mutation(
+        "backends/cas/replica.py",
+        "            elif call.undo is not None and call.error is None:",
+        "            elif call.undo is not None and call.error is not None:",
+        "a session that was opened for a node that gave up stays open",
+        "tests/backends/cas/test_replica.py::test_a_session_whose_opening_was_given_up_before_its_answer_is_ended",
+    ),
+    Mutation(
+        "backends/cas/image.py",
+        ' if Look(b"%d" % self._beats.get(session, -2)) == look]',
+        "]",
+        "a session that was kept alive at the last moment is ended",
+        "tests/backends/cas/test_image.py::test_only_a_session_that_still_looks_the_same_is_ended",
+    ),
     # The facade, the plugin, the page
     Mutation(
         "sync/handler.py",
@@ -477,7 +633,7 @@ def plant(mutation: Mutation, place: Path) -> Outcome:
     path = place / "rendezvous_async" / mutation.file
     sound = path.read_text()
     assert sound.count(mutation.before) == 1, f"{mutation.file} has not exactly one {mutation.before!r}"
-    _write(path, sound.replace(mutation.before, mutation.after))
+    write_source(path, sound.replace(mutation.before, mutation.after))
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutation.caught_by]
     environment = {**os.environ, "PYTHONPATH": str(place), "RENDEZVOUS_TEST_PATIENCE": "15"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -489,7 +645,7 @@ def plant(mutation: Mutation, place: Path) -> Outcome:
     except subprocess.TimeoutExpired:
         return Outcome("late", 5 * LIMIT)
     finally:
-        _write(path, sound)
+        write_source(path, sound)
     seconds = time.monotonic() - begin
     if done.returncode != 1 and "passed" not in done.stdout and "skipped" in done.stdout:
         return Outcome("skipped", seconds)
@@ -500,7 +656,7 @@ def plant(mutation: Mutation, place: Path) -> Outcome:
     return Outcome("caught" if seconds <= LIMIT else "late", seconds)
 
 
-def _write(path: Path, source: str) -> None:
+def write_source(path: Path, source: str) -> None:
     """Write a source so that no bytecode of the one before is taken for it: those are told apart by whole seconds."""
     changed = int(path.stat().st_mtime)
     path.write_text(source)
@@ -510,9 +666,9 @@ def _write(path: Path, source: str) -> None:
 def copy_to(place: Path) -> None:
     """Copy all that a test needs."""
     ignored = shutil.ignore_patterns("__pycache__", ".*_cache", ".hypothesis")
-    for name in ("rendezvous_async", "tests", "examples"):
+    for name in ("rendezvous_async", "tests", "examples", "docs"):
         shutil.copytree(ROOT / name, place / name, ignore=ignored)
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md"):
         shutil.copy(ROOT / name, place / name)
 
 

@@ -13,7 +13,7 @@ import hashlib
 import logging
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import anyio
@@ -34,7 +34,18 @@ from rendezvous_async.testing.cluster import Cluster, NetworkKind, NotSettledErr
 from rendezvous_async.testing.faults import Faults
 from rendezvous_async.testing.history import Fault, Formed, History
 from rendezvous_async.testing.loop.clock import run
-from rendezvous_async.testing.scenarios import close_by_one, come_to_rest, disturb, mend, server_of
+from rendezvous_async.testing.scenarios import (
+    SCALING,
+    Elasticity,
+    Step,
+    come_to_rest,
+    draw_close,
+    draw_scale,
+    draw_step,
+    elasticity_of,
+    perform,
+    server_of,
+)
 from rendezvous_async.testing.service import ServerKind
 
 __all__ = ["Chapter", "Deeds", "Saga", "play_saga", "saga_of"]
@@ -46,42 +57,36 @@ MENDING = 0.6
 """How probably all nodes run and reach the server again before the next thing happens."""
 
 
-class Chapter(msgspec.Struct, frozen=True):
+class Chapter(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """A part of a saga.
 
     Attributes:
+        steps: What is done to the cluster.
         faults: How bad the network is.
         hold: The longest time for which a node holds a world.
         joins: So many joins for each node, then all hold their worlds for longer: more of the same proves little.
-        actions: How many things are done to the cluster.
-        pauses: How long it may be left alone between two of them.
     """
 
-    faults: Faults
-    hold: float
-    joins: int
-    actions: int
-    pauses: tuple[float, ...]
+    steps: tuple[Step, ...] = ()
+    faults: Faults = Faults()
+    hold: float = 0.05
+    joins: int = 300
 
 
-class Saga(msgspec.Struct, frozen=True):
-    """What a seed stands for; see ``Cluster`` for the settings.
-
-    Attributes:
-        closes: Whether the run is closed at the end of the last chapter.
-    """
+class Saga(msgspec.Struct, frozen=True, repr_omit_defaults=True):
+    """What a seed stands for; see ``Cluster`` for the settings."""
 
     seed: int
     nodes: int
     min_nodes: int
     max_nodes: int
-    ranks: str
-    max_writes: int
-    timeouts: Timeouts
-    interval: float
-    max_attempt: int
-    chapters: tuple[Chapter, ...]
-    closes: bool
+    chapters: tuple[Chapter, ...] = ()
+    ranks: str = "sticky"
+    max_writes: int = 1024
+    timeouts: Timeouts = Timeouts()
+    interval: float = 1.0
+    max_attempt: int = 5
+    elasticity: Elasticity = Elasticity()
     network: NetworkKind = "wire"
     server: ServerKind = "memory"
 
@@ -114,44 +119,73 @@ def saga_of(seed: int, network: NetworkKind = "wire") -> Saga:
     least = 1 if rng.random() < 0.1 else 2  # Worlds of one form fast and prove little.
     max_nodes = nodes if rng.random() < 0.6 else rng.randint(least, nodes)
     min_nodes = max_nodes if rng.random() < 0.4 else rng.randint(least, max_nodes)
+    ranks = rng.choice(("sticky", "sticky", "sorted", "label:rack"))
+    max_writes = rng.choice((4, 8, 1024))
+    elasticity, grow, scales = elasticity_of(seed, nodes)
+    timeouts = Timeouts(
+        join=rng.choice((20.0, 120.0)),
+        last_call=rng.choice((0.05, 0.5, 5.0)),
+        regroup=rng.choice((None, 0.01, 0.3)),
+        close=5,
+        heartbeat=rng.choice((0.5, 1.0, 5.0)),
+        grow=grow,
+    )
+    interval = rng.choice((0.2, 0.5, 1.0, 1.0))
+    max_attempt = rng.choice((3, 5, 10))
+    deeds = random.Random(f"deeds {seed}")
+    server = server_of(deeds, network)
+    unit = elasticity.per_domain if scales else 0
+    chapters = tuple(_chapter_of(rng, deeds, nodes, server, unit) for _ in range(rng.randint(1, 8)))
+    if rng.random() < 0.2:
+        last = chapters[-1]
+        steps = (*last.steps, draw_close(deeds, last.steps[-1].at, nodes))
+        chapters = (*chapters[:-1], msgspec.structs.replace(last, steps=steps))
     return Saga(
-        seed=seed,
-        nodes=nodes,
-        min_nodes=min_nodes,
-        max_nodes=max_nodes,
-        ranks=rng.choice(("sticky", "sticky", "sorted", "label:rack")),
-        max_writes=rng.choice((4, 8, 1024)),
-        timeouts=Timeouts(
-            join=rng.choice((20.0, 120.0)),
-            last_call=rng.choice((0.05, 0.5, 5.0)),
-            regroup=rng.choice((None, 0.01, 0.3)),
-            close=5,
-            heartbeat=rng.choice((0.5, 1.0, 5.0)),
-        ),
-        interval=rng.choice((0.2, 0.5, 1.0, 1.0)),
-        max_attempt=rng.choice((3, 5, 10)),
-        chapters=tuple(_chapter_of(rng) for _ in range(rng.randint(1, 8))),
-        closes=rng.random() < 0.2,
+        seed,
+        nodes,
+        min_nodes,
+        max_nodes,
+        chapters,
+        ranks=ranks,
+        max_writes=max_writes,
+        timeouts=timeouts,
+        interval=interval,
+        max_attempt=max_attempt,
+        elasticity=elasticity,
         network=network,
-        server=server_of(rng, network),
+        server=server,
     )
 
 
-def _chapter_of(rng: random.Random) -> Chapter:
+def _chapter_of(rng: random.Random, deeds: random.Random, nodes: int, server: ServerKind, scales_by: int) -> Chapter:
     bad = rng.choice((0.0, 0.0, 0.01, 0.05))
-    return Chapter(
-        faults=Faults(
-            delay=rng.choice((0.0005, 0.001, 0.005, 0.02, 0.1)),
-            drop_request=bad,
-            drop_reply=bad,
-            late=rng.choice((0.0, bad)),
-            lateness=rng.choice((1.0, 5.0)),
-        ),
-        hold=rng.choice((0.0, 0.01, 0.02, 0.05, 0.3)),
-        joins=rng.choice((300, 1000, 2500)),
-        actions=rng.randint(2, 20),
-        pauses=rng.choice(((0.0, 0.01, 0.3), (0.05, 0.3, 1.0), (0.3, 1.0, 4.0))),
+    faults = Faults(
+        delay=rng.choice((0.0005, 0.001, 0.005, 0.02, 0.1)),
+        drop_request=bad,
+        drop_reply=bad,
+        late=rng.choice((0.0, bad)),
+        lateness=rng.choice((1.0, 5.0)),
     )
+    hold = rng.choice((0.0, 0.01, 0.02, 0.05, 0.3))
+    joins = rng.choice((300, 1000, 2500))
+    actions = rng.randint(2, 20)
+    pauses = rng.choice(((0.0, 0.01, 0.3), (0.05, 0.3, 1.0), (0.3, 1.0, 4.0)))
+    return Chapter(tuple(_draw_steps(deeds, nodes, actions, pauses, server, scales_by)), faults, hold, joins)
+
+
+def _draw_steps(
+    deeds: random.Random, nodes: int, actions: int, pauses: Sequence[float], server: ServerKind, scales_by: int
+) -> Iterator[Step]:
+    at = 0.0
+    for _ in range(actions):
+        if deeds.random() < MENDING:
+            yield Step(at, "mend")
+            at = round(at + deeds.choice(pauses), 2)
+        yield draw_step(deeds, at, nodes, server)
+        if scales_by and deeds.random() < SCALING:
+            yield draw_scale(deeds, at, nodes, scales_by)
+        at = round(at + deeds.choice(pauses), 2)
+    yield Step(at, "wait")
 
 
 def play_saga(saga: Saga, watch: Callable[[History], None] = check) -> Deeds:
@@ -182,8 +216,7 @@ def play_saga(saga: Saga, watch: Callable[[History], None] = check) -> Deeds:
 
 
 async def _play(saga: Saga) -> tuple[History, NotSettledError | None]:
-    rng = random.Random(f"deeds {saga.seed}")
-    restless = _Restless(rng)
+    restless = _Restless(random.Random(f"hands {saga.seed}"))
     restless.cluster = cluster = Cluster(
         saga.nodes,
         saga.min_nodes,
@@ -197,19 +230,13 @@ async def _play(saga: Saga) -> tuple[History, NotSettledError | None]:
         max_writes=saga.max_writes,
         network=saga.network,
         server=saga.server,
+        **saga.elasticity.for_cluster,
     )
     async with cluster:
         for chapter in saga.chapters:
             cluster.network.faults = chapter.faults
             restless.begin(chapter)
-            for _ in range(chapter.actions):
-                if rng.random() < MENDING:
-                    mend(cluster)
-                    await anyio.sleep(rng.choice(chapter.pauses))
-                disturb(cluster, rng)
-                await anyio.sleep(rng.choice(chapter.pauses))
-            if saga.closes and chapter is saga.chapters[-1]:
-                await close_by_one(cluster, rng)
+            await perform(cluster, chapter.steps)
             restless.hold = None
             try:
                 await come_to_rest(cluster)
@@ -291,9 +318,8 @@ def _errors_logged() -> Iterator[list[str]]:
 
     class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if " stops: cannot " in record.getMessage():
-                return  # of a server whose disk was made to fail
-            errors.append(self.format(record))
+            if " stops: cannot " not in record.getMessage():  # A server whose disk was made to fail says that.
+                errors.append(self.format(record))
 
     library = logging.getLogger("rendezvous_async")
     collector = Collector(logging.ERROR)

@@ -18,6 +18,7 @@ from tests.proof.campaign.faults import faults_of
 from tests.proof.campaign.processes import Child
 from tests.proof.campaign.report import STAGES
 from tests.proof.campaign.stage import Stage
+from tests.proof.campaign.stage_cas import redis_program
 from tests.proof.campaign.stage_etcd import EtcdStage
 from tests.proof.campaign.stage_tcp import SECRET
 
@@ -82,6 +83,23 @@ async def test_the_server_of_the_tcp_stage_wants_its_secret(tmp_path: Path) -> N
         with pytest.raises(ConnectionError, match="secret"):
             async with open_backend(stage.endpoint.replace(SECRET, "another"), run_id="run"):
                 pass
+
+
+async def test_a_redis_that_is_killed_or_stopped_has_everything_and_every_write_was_seen(tmp_path: Path) -> None:
+    if redis_program() is None:
+        pytest.skip("there is no Redis here")
+    async with stage_of("cas", tmp_path) as stage:
+        seen: dict[str, bytes | None] = {}
+        async with open_backend(stage.endpoint, run_id="run") as backend:
+            for number, fault in enumerate(("redis kill -9", "redis stop", "redis freeze")):
+                await backend.commit(Put(fault, b"%d" % number))
+                await stage.faults[fault](random.Random(1))
+            assert [entry.value for entry in (await backend.list("")).entries] == [b"2", b"0", b"1"]
+            epoch = (await backend.list("")).token.epoch
+        for commit in stage.follower.poll():
+            seen |= {entry.key.rpartition("/")[2]: entry.value for entry in commit.entries}
+        assert seen == {"redis kill -9": b"0", "redis stop": b"1", "redis freeze": b"2"}
+        assert stage.follower.epoch == epoch
 
 
 HOST = """

@@ -170,7 +170,7 @@ def test_each_breach_is_found_by_its_check(plant: Plant, check: str) -> None:
 
 
 def test_a_complete_listing_takes_the_place_of_what_was_known() -> None:
-    """A watch that cannot resume begins anew, and tells of deletions by what it leaves out."""
+    """A watch that cannot resume starts over, and shows deletions by omission."""
     lines = list(LINES)
     lines[20] = Saw(1.9, "b", 1, EPOCH, 9, True, (("x", 9, "a.3"),))
     judge(evidence(lines, COMMITS, RECORDS))

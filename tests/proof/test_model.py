@@ -32,7 +32,7 @@ from tests.meeting import PREFIX, Meeting, in_virtual_time
 from tests.proof.model import QUICK, THOROUGH, Budget, Config, Protocol, explore
 from tests.proof.model import duties as duties_module
 from tests.proof.model import moves as moves_module
-from tests.proof.model.canonical import _Renaming, canonical, compact
+from tests.proof.model.canonical import Renaming, canonical, compact
 from tests.proof.model.moves import Moves
 from tests.proof.model.protocol import node_of, seat_of
 from tests.proof.model.store import commit as model_commit
@@ -97,7 +97,7 @@ def test_the_canonical_form_does_not_depend_on_how_nodes_are_named() -> None:
     for state in states_on_the_way(config, 400):
         form = canonical(state)
         for order in permutations(range(config.nodes)):
-            assert canonical(_Renaming(None, None, list(order)).state(state)) == form
+            assert canonical(Renaming(None, None, list(order)).state(state)) == form
         assert canonical(form) == form
 
 

@@ -14,13 +14,15 @@ import pytest
 from msgspec.structs import replace
 from pytest import MonkeyPatch
 
-from rendezvous_async.core import duty, rules
+from rendezvous_async.core import duty, ranks, rules, shape
 from rendezvous_async.core.duty import Duty, Purpose, Read, Script
 from rendezvous_async.core.rules import Admission, Change, Form, HandOver, Joined, Notes, Rewrite, Step, Wait
+from rendezvous_async.core.shape import Shape
 from rendezvous_async.core.state import COORDINATOR, FORMING, STATE, Head, Last, Phase, Seat, Stamp, seat_key
 from rendezvous_async.core.tally import Tally, tally_of
 from rendezvous_async.core.transaction import Drop, Seen
 from rendezvous_async.settings import Settings
+from rendezvous_async.sizes import Sizes
 from tests.proof.model import CHECKS, Budget, Config, Protocol, Result, explore
 from tests.proof.model.checks import (
     ACCOUNTED,
@@ -28,6 +30,9 @@ from tests.proof.model.checks import (
     CLOSED,
     FENCED,
     HERE,
+    IN_VAIN,
+    KEPT,
+    LET_IN,
     NO_GHOST,
     ONE_WORLD,
     PROGRESS,
@@ -35,9 +40,11 @@ from tests.proof.model.checks import (
     ROUNDS_GROW,
     SEATS_STAY,
     SIZE,
+    SPEC,
     TOLD,
+    WHOLE,
 )
-from tests.proof.model.values import RecordRow
+from tests.proof.model.values import HeadRow, RecordRow
 
 Plant: TypeAlias = Callable[[MonkeyPatch], "type[Protocol] | None"]
 """Plants a bug in the core, or returns a protocol that has it."""
@@ -240,13 +247,11 @@ def the_next_round_has_the_number_of_the_last(patch: MonkeyPatch) -> None:
 @bug(two(), SIZE)
 def a_round_forms_with_one_node_less_than_min(patch: MonkeyPatch) -> None:
     def broken(step: Decide, tally: Tally, notes: Notes, now: float, attempt: str) -> tuple[Step, Notes]:
-        head, settings = tally.head, tally.head.settings
-        tally.head = replace(head, settings=replace(settings, min_nodes=settings.min_nodes - 1))
-        decision, notes = step(tally, notes, now, attempt)
-        tally.head = head
-        if not isinstance(decision, Wait):
-            decision = replace(decision, head=replace(decision.head, settings=settings))
-        return decision, notes
+        shape, low = tally.shape, tally.head.settings.min_nodes
+        tally.shape = replace(shape, sizes=replace(shape.sizes, smallest=low - 1))
+        decided = step(tally, notes, now, attempt)
+        tally.shape = shape
+        return decided
 
     deciding(patch, broken)
 
@@ -326,6 +331,102 @@ def a_member_does_not_see_that_the_head_is_of_another_round(patch: MonkeyPatch) 
         return None if change is Change.EVICTED else change
 
     patch.setattr(rules, "change_of", broken)
+
+
+# Which worlds are valid, and what holds for the run
+
+
+PAIRS = Config(nodes=3, min_nodes=2, max_nodes=2, domains=(1, 1, 2), per_domain=2)
+TWO_RACKS = Config(nodes=3, min_nodes=1, max_nodes=3, domains=(1, 2, 1))
+TWO_OR_FOUR = Config(nodes=3, min_nodes=2, max_nodes=4, step=2)
+LOWERED = Config(nodes=2, min_nodes=1, max_nodes=2, specs=((None, 1),), budget=Budget(scale=1))
+RAISED = Config(nodes=2, min_nodes=1, max_nodes=1, specs=(("2:2", None),), budget=Budget(scale=1))
+BY_HAND = Config(nodes=2, min_nodes=1, max_nodes=3, by_hand=True, budget=Budget(grow=1))
+
+
+def choosing(patch: MonkeyPatch, change: Callable[[Shape], Shape]) -> None:
+    """Let members be chosen for another shape than the one that holds."""
+    choose = shape.choose
+    patch.setattr(rules, "choose", lambda candidates, given: choose(candidates, change(given)))
+
+
+@bug(three(low=1, high=3), SIZE)
+def a_size_between_two_allowed_ones_is_taken(patch: MonkeyPatch) -> type[Protocol]:
+    class Steps(Protocol):
+        def __init__(self, config: Config) -> None:
+            super().__init__(replace(config, step=2))
+
+    choosing(patch, lambda given: replace(given, sizes=Sizes(1, 3)))
+    return Steps
+
+
+@bug(LOWERED, SIZE)
+def a_world_may_exceed_the_target(patch: MonkeyPatch) -> None:
+    choosing(patch, lambda given: replace(given, target=None))
+
+
+@bug(PAIRS, WHOLE)
+def domains_are_torn(patch: MonkeyPatch) -> None:
+    choosing(patch, lambda given: replace(given, domain="", per_domain=1))
+
+
+@bug(TWO_RACKS, WHOLE)
+def ranks_are_sticky_without_regard_to_domains(patch: MonkeyPatch) -> None:
+    patch.setattr(ranks, "_by_domain", lambda label, per_domain, chosen: ranks._sticky(chosen))
+
+
+@bug(LOWERED, SPEC)
+def what_holds_is_forgotten_when_a_round_forms(patch: MonkeyPatch) -> None:
+    def change(tally: Tally, form: Form) -> Form:
+        return Form(replace(form.head, origin="", generation=0, target=0), form.seats)
+
+    forming(patch, change)
+
+
+@bug(LOWERED, SPEC)
+def what_holds_is_overwritten_by_a_coordinator_that_has_not_seen_it(patch: MonkeyPatch) -> None:
+    unfenced(patch, STATE)
+
+
+@bug(LOWERED, PROGRESS)
+def members_are_not_told_that_their_world_is_too_large(patch: MonkeyPatch) -> None:
+    patch.setattr(rules, "_is_resized", lambda head: False)
+
+
+@bug(RAISED, KEPT)
+def a_world_that_is_too_small_now_is_given_up(patch: MonkeyPatch) -> None:
+    patch.setattr(rules, "_is_resized", lambda head: head.size not in head.shape.valid_sizes)
+
+
+@bug(RAISED, PROGRESS)
+def a_scaled_run_is_not_that_of_those_who_founded_it(patch: MonkeyPatch) -> None:
+    patch.setattr(Head, "accepts", lambda self, settings: self.settings == settings)
+
+
+@bug(TWO_OR_FOUR, IN_VAIN)
+def newcomers_who_make_no_larger_world_count_as_waiting(patch: MonkeyPatch) -> None:
+    patch.setattr(Tally, "wanted", property(lambda self: len(self.newcomers)))
+
+
+@bug(LOWERED, IN_VAIN)
+def the_old_count_of_newcomers_stands_after_scaling(patch: MonkeyPatch) -> type[Protocol]:
+    """The model found this one."""
+
+    class Keeping(Protocol):
+        def scaled(self, row: HeadRow) -> HeadRow:
+            return replace(super().scaled(row), waiting=row.waiting)
+
+    return Keeping
+
+
+@bug(BY_HAND, IN_VAIN)
+def newcomers_are_let_in_though_nobody_asked(patch: MonkeyPatch) -> None:
+    patch.setattr(rules, "_holds_back", lambda tally: False)
+
+
+@bug(BY_HAND, LET_IN)
+def newcomers_are_held_back_though_a_member_asked(patch: MonkeyPatch) -> None:
+    patch.setattr(rules, "_holds_back", lambda tally: True)
 
 
 # What the store does

@@ -8,7 +8,7 @@ import pytest
 
 from tests.proof.mutations import MUTATIONS, ROOT, Mutation, copy_to, plant
 
-PARTS = ("core/", "node/", "backends/tcp/", "backends/file/", "backends/etcd/", "sync/")
+PARTS = ("core/", "node/", "backends/tcp/", "backends/file/", "backends/etcd/", "backends/cas/", "sync/")
 FAST = ("a peer can have the server wait", "an observer that was stopped")
 LEAST = 25
 

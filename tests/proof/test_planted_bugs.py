@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from msgspec.structs import replace
 from pytest import MonkeyPatch
 
 from rendezvous_async.admin import close_run
@@ -19,17 +20,19 @@ from rendezvous_async.aio.deadline import Deadline
 from rendezvous_async.backends.base import OUT_AFTER, Commit, Condition, Listing, Session, Write
 from rendezvous_async.backends.table.table import Table
 from rendezvous_async.backends.watch import News
-from rendezvous_async.core import ranks, rules
+from rendezvous_async.core import ranks, rules, shape
 from rendezvous_async.core.duty import Duty
 from rendezvous_async.core.ranks import Candidate
 from rendezvous_async.core.rules import Change, Joined, Notes, Wait
+from rendezvous_async.core.shape import Shape
 from rendezvous_async.core.state import Head, Last, Phase, Seat, Stamp
 from rendezvous_async.core.tally import Tally
 from rendezvous_async.node import coordinator, membership, world
 from rendezvous_async.node import rendezvous as handler
 from rendezvous_async.node.keep_alive import KeepAlive
 from rendezvous_async.node.store import Store
-from rendezvous_async.settings import Settings
+from rendezvous_async.settings import Settings, Timeouts
+from rendezvous_async.sizes import Sizes
 from rendezvous_async.testing import scenarios as simulation
 from rendezvous_async.testing.checks import BrokenGuaranteeError, check
 from rendezvous_async.testing.cluster import Cluster, NotSettledError
@@ -146,12 +149,16 @@ def _unfenced(*dropped: str) -> Callable[[Duty], dict[str, Stamp | None]]:
     "members_are_accounted_for",
     "ranks_are_exact",
     "size_within_bounds",
+    "the_spec_changes_only_by_scaling",
 )
 def a_stale_coordinator_commits_without_the_token(patch: MonkeyPatch) -> None:
     patch.setattr(Duty, "_fence", _unfenced("state", "coordinator"))
 
 
-@bug("closed_is_final", "rounds_only_grow", "one_world_per_round")
+@bug(
+    *("closed_is_final", "rounds_only_grow", "one_world_per_round"),
+    *("the_spec_changes_only_by_scaling", "size_within_bounds"),
+)
 def a_stale_head_overwrites_a_close(patch: MonkeyPatch) -> None:
     patch.setattr(Duty, "_fence", _unfenced("state"))
 
@@ -234,7 +241,7 @@ def the_last_call_is_never_cancelled(patch: MonkeyPatch) -> None:
 @bug("size_within_bounds")
 def more_than_max_are_let_in(patch: MonkeyPatch) -> None:
     choose = ranks.choose
-    patch.setattr(rules, "choose", lambda candidates, places: choose(candidates, places + 1))
+    patch.setattr(rules, "choose", lambda candidates, shape: choose(candidates, shape.most + 1))
 
 
 @bug("members_are_accounted_for", "only_arrivals_are_in")
@@ -295,6 +302,95 @@ def members_do_not_learn_who_waits(patch: MonkeyPatch) -> None:
             silent = msgspec.structs.replace(step.head, waiting=0, phase=Phase.FORMED)
             return (Wait(), after) if silent == tally.head else (rules.Rewrite(silent), after)
         return step, after
+
+    patch.setattr(rules, "_count", broken)
+
+
+# Which worlds are valid, and what holds for the run
+
+
+def a_run_of_a_shape(seed: int) -> None:
+    """Play a scenario if its seed draws a shape: the others have nothing to show."""
+    scenario = simulation.scenario_of(seed)
+    if scenario.elasticity != simulation.Elasticity():
+        simulation.simulate(scenario)
+
+
+def choosing(patch: MonkeyPatch, change: Callable[[Shape], Shape]) -> None:
+    """Let members be chosen for another shape than the one that holds."""
+    choose = shape.choose
+    patch.setattr(rules, "choose", lambda candidates, given: choose(candidates, change(given)))
+
+
+@bug("size_within_bounds", scenario=a_run_of_a_shape)
+def sizes_between_the_allowed_ones_are_taken(patch: MonkeyPatch) -> None:
+    choosing(patch, lambda given: replace(given, sizes=Sizes(given.sizes.smallest, given.sizes.largest)))
+
+
+@bug("size_within_bounds", scenario=a_run_of_a_shape)
+def a_world_may_exceed_the_target(patch: MonkeyPatch) -> None:
+    choosing(patch, lambda given: replace(given, target=None))
+
+
+@bug("domains_are_whole", scenario=a_run_of_a_shape)
+def domains_are_torn(patch: MonkeyPatch) -> None:
+    choosing(patch, lambda given: replace(given, domain="", per_domain=1))
+
+
+@bug("domains_are_whole", scenario=a_run_of_a_shape)
+def ranks_are_sticky_without_regard_to_domains(patch: MonkeyPatch) -> None:
+    patch.setattr(ranks, "_by_domain", lambda label, per_domain, chosen: ranks._sticky(chosen))
+
+
+@bug("the_spec_changes_only_by_scaling", scenario=a_run_of_a_shape)
+def what_holds_is_forgotten_when_a_round_forms(patch: MonkeyPatch) -> None:
+    form = rules._form
+
+    def broken(tally: Tally, attempt: str) -> rules.Form:
+        formed = form(tally, attempt)
+        return rules.Form(replace(formed.head, target=0), formed.seats)
+
+    patch.setattr(rules, "_form", broken)
+
+
+@bug("NotSettledError", "LivelockError", scenario=a_run_of_a_shape)
+def leftovers_count_as_waiting(patch: MonkeyPatch) -> None:
+    patch.setattr(Tally, "wanted", property(lambda self: len(self.newcomers)))
+
+
+def a_run_is_scaled_down(seed: int) -> None:
+    async def play() -> None:
+        async with Cluster(nodes=3, min_nodes=1, seed=seed) as cluster:
+            await cluster.join_all()
+            await cluster.scale(0, target=2)
+            await cluster.settle()
+
+    run(play, seed=seed)
+
+
+@bug("NotSettledError", scenario=a_run_is_scaled_down)
+def members_are_not_told_that_their_world_is_too_large(patch: MonkeyPatch) -> None:
+    patch.setattr(rules, "_is_resized", lambda head: False)
+
+
+def newcomers_come_while_they_are_held_back(seed: int) -> None:
+    async def play() -> None:
+        timeouts = Timeouts(last_call=1, grow=2)
+        async with Cluster(nodes=3, min_nodes=1, max_nodes=5, seed=seed, timeouts=timeouts) as cluster:
+            cluster.start(0)
+            await cluster.settle()
+            await cluster.join_all()
+
+    run(play, seed=seed)
+
+
+@bug("NotSettledError", scenario=newcomers_come_while_they_are_held_back)
+def newcomers_are_held_back_for_ever(patch: MonkeyPatch) -> None:
+    count = rules._count
+
+    def broken(tally: Tally, notes: Notes, now: float) -> tuple[rules.Step, Notes]:
+        step, after = count(tally, notes, now)
+        return step, replace(after, held_since=None)
 
     patch.setattr(rules, "_count", broken)
 

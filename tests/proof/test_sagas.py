@@ -138,7 +138,7 @@ def test_the_command_can_be_stopped_and_leaves_a_whole_file(tmp_path: Path) -> N
     command = [sys.executable, "-m", "tests.proof", "endure", "--processes", "1", "--progress", str(path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        assert "begins anew" in process.stderr.readline()
+        assert "starts over" in process.stderr.readline()
         assert "rounds formed in 1 sagas" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         assert "the same command goes on from here" in process.stderr.read()

@@ -26,8 +26,8 @@ from rendezvous_async.sync import (
 )
 from rendezvous_async.sync.carrier import at_endpoint
 from rendezvous_async.testing import Proxy
-from tests.blocking import PATIENCE, count_nodes, in_thread, wait_until
-from tests.proof.campaign.namespaces import Link, Links
+from tests.blocking import PATIENCE, count_nodes, in_thread, linked, wait_until
+from tests.proof.campaign.namespaces import Link
 
 ELSEWHERE = "192.0.2.7"
 """An address that is kept for documentation: no machine has it."""
@@ -70,23 +70,12 @@ def make_handler(endpoint: str, local_addr: str = "") -> DynamicRendezvousHandle
 @pytest.fixture
 def link() -> Iterator[Link]:
     """Another machine, as far as its network goes."""
-    yield from _make_links(1, 6)
+    yield from linked(6)
 
 
 @pytest.fixture
 def second_link() -> Iterator[Link]:
-    yield from _make_links(1, 7)
-
-
-def _make_links(count: int, first: int) -> Iterator[Link]:
-    links = Links(first)
-    links.make(count)
-    if links.why_not:
-        pytest.skip(links.why_not)
-    try:
-        yield links.links[0]
-    finally:
-        links.remove()
+    yield from linked(7)
 
 
 @contextmanager

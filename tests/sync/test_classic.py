@@ -10,6 +10,7 @@ import ast
 import importlib.util
 import inspect
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -138,6 +139,54 @@ TESTS: dict[str, str] = {
 }  # fmt: skip
 """For each line of the page's tables, a test that would fail if it were not so."""
 
+ERRORS: dict[str, tuple[str, ...]] = {
+    "RendezvousParameters.__init__ ValueError": (f"{PARAMS}::test_wrong_counts_of_nodes",) * 3,
+    "RendezvousParameters.get_as_bool ValueError": (f"{PARAMS}::test_numbers_and_defaults",),
+    "RendezvousParameters.get_as_int ValueError": (f"{PARAMS}::test_numbers_and_defaults",),
+    "RendezvousHandlerRegistry.register ValueError": (f"{PARAMS}::test_the_registry",) * 2,
+    "RendezvousHandlerRegistry.create_handler ValueError": (f"{PARAMS}::test_the_registry",),
+    "RendezvousHandlerRegistry.create_handler RuntimeError": (f"{PARAMS}::test_the_registry",),
+    "RendezvousTimeout._set_timeouts ValueError": (f"{PARAMS}::test_timeouts",),
+    "_BackendRendezvousStateHolder.sync RendezvousStateError": (
+        f"{HANDLER}::test_a_damaged_state_is_an_error_until_the_run_is_closed",
+    ),
+    "_DistributedRendezvousOpExecutor.run RendezvousClosedError": (
+        f"{HANDLER}::test_shutdown_by_one_node_closes_for_all",
+    ),
+    "_DistributedRendezvousOpExecutor.run RendezvousTimeoutError": (
+        f"{HANDLER}::test_a_join_that_is_not_met_times_out",
+    ),
+    "_RendezvousJoinOp.__call__ RendezvousGracefulExitError": (
+        f"{HANDLER}::test_a_spare_of_a_closed_run_exits_gracefully",
+    ),
+    "DynamicRendezvousHandler.__init__ ValueError": (f"{FROM}::test_a_wrong_setting_is_an_error_at_once",) * 3,
+    "create_handler TypeError": (f"{FROM}::test_a_wrong_option_is_an_error_at_once",) * 2,
+    "C10dRendezvousBackend.__init__ ValueError": (f"{BACKEND}::test_a_run_has_a_name",),
+    "C10dRendezvousBackend._call_store RendezvousConnectionError": (
+        f"{BACKEND}::test_a_store_that_fails_is_a_backend_that_cannot_be_reached",
+    ),
+    "C10dRendezvousBackend._decode_state RendezvousStateError": (f"{BACKEND}::test_a_damaged_state_is_an_error",),
+    "_create_tcp_store ValueError": (f"{FROM}::test_wrong_options_of_c10d",),
+    "_create_tcp_store RendezvousConnectionError": (f"{FROM}::test_who_hosts_the_store_of_c10d",),
+    "_create_file_store RendezvousError": (f"{FROM}::test_a_file_without_an_endpoint_is_a_directory_of_ones_own",),
+    "_create_file_store RendezvousConnectionError": (f"{FROM}::test_a_path_that_cannot_be_had_is_a_connection_error",),
+    "create_backend ValueError": (f"{FROM}::test_wrong_options_of_c10d",),
+    "EtcdRendezvousBackend.__init__ ValueError": (f"{BACKEND}::test_a_run_has_a_name",),
+    "EtcdRendezvousBackend.get_state RendezvousConnectionError": (f"{BACKEND}::test_a_backend_whose_server_is_gone",),
+    "EtcdRendezvousBackend.set_state RendezvousConnectionError": (f"{BACKEND}::test_a_backend_whose_server_is_gone",),
+    "EtcdRendezvousBackend._decode_state RendezvousStateError": (f"{BACKEND}::test_a_damaged_state_is_an_error",),
+    "_create_etcd_client ValueError": (f"{FROM}::test_wrong_options_of_etcd",) * 2,
+    "_create_etcd_client RendezvousConnectionError": (f"{FROM}::test_etcd_that_cannot_be_reached",),
+    "create_c10d_store ValueError": (f"{STORE}::test_ports_that_cannot_be_had",),
+    "create_c10d_store RuntimeError": (f"{STORE}::test_ports_that_cannot_be_had",),
+    "_check_full_rank TimeoutError": (f"{STORE}::test_workers_that_do_not_come",),
+    "get_socket_with_port RuntimeError": (f"{STORE}::test_no_port_is_left",),
+    "barrier AssertionError": (f"{COLLECTIVES}::test_names_of_ranks_need_a_rank",),
+    "barrier DistStoreError": (f"{COLLECTIVES}::test_a_barrier_that_not_all_come_to_names_those_that_did_not",),
+    "parse_rendezvous_endpoint ValueError": (f"{PARAMS}::test_wrong_endpoints",) * 2,
+}
+"""For each error that torch's modules raise, by who raises which, a test that ours is raised in the same case."""
+
 OTHERWISE = {
     "DynamicRendezvousHandler.__init__": "takes what is ours; the classic's takes private classes",
     "DynamicRendezvousHandler.from_backend": "keep-alives every 1 s, of which 5 may fail",
@@ -178,7 +227,7 @@ def test_every_line_of_the_page_has_its_test() -> None:
     assert sorted(names) == sorted(TESTS)
 
 
-@pytest.mark.parametrize("test", sorted(set(TESTS.values())))
+@pytest.mark.parametrize("test", sorted({*TESTS.values(), *(test for tests in ERRORS.values() for test in tests)}))
 def test_the_tests_that_are_named_are_there(test: str) -> None:
     file, name = test.split("::")
     tree = ast.parse((ROOT / "tests" / file).read_text())
@@ -234,6 +283,28 @@ def names_in(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
                 yield name, node
             case _:
                 pass
+
+
+def errors_in(node: ast.AST, where: str = "") -> Iterator[str]:
+    """Yield who raises which error, for all but what is only raised again, and checks for the sake of types."""
+    for child in ast.iter_child_nodes(node):
+        inside = where
+        if isinstance(child, ast.FunctionDef | ast.ClassDef):
+            inside = f"{where}.{child.name}".lstrip(".")
+        match child:
+            case ast.Raise(exc=ast.Call(func=ast.Name(id=error)) | ast.Name(id=error)) if error[0].isupper():
+                if inside != "DynamicRendezvousHandler.next_rendezvous":
+                    yield f"{inside} {error}"
+            case _:
+                pass
+        yield from errors_in(child, inside)
+
+
+def test_every_error_of_torchs_modules_has_its_test() -> None:
+    private = ("_parse_rendezvous_config", "_PeriodicTimer")
+    raised = Counter(error for module in MODULES for error in errors_in(source_of(module)))
+    wanted = {error: count for error, count in raised.items() if not error.startswith(private)}
+    assert {error: len(tests) for error, tests in ERRORS.items()} == wanted
 
 
 @pytest.mark.parametrize("module", MODULES)

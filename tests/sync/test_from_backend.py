@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 import itertools
-import ssl
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 
 from rendezvous_async.backends import Backend, start_backend
 from rendezvous_async.node.addresses import find_local_address
@@ -37,6 +37,7 @@ from rendezvous_async.sync import (
 from rendezvous_async.sync.carrier import Carrier
 from rendezvous_async.testing.etcd import EtcdCluster, etcd_program
 from tests.blocking import PATIENCE, in_thread, join_all, wait_until
+from tests.certificates import mutual_context, write_certificates
 
 _names = itertools.count()
 SOON = RendezvousTimeout(timedelta(seconds=PATIENCE), timedelta(seconds=1), timedelta(seconds=10))
@@ -192,8 +193,17 @@ def test_what_create_handler_takes() -> None:
         create_handler()  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="RendezvousParameters"):
         create_handler("tcp://head:29400")  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match=r"name, get_state\(\) and set_state\(\)"):
-        create_handler(None, type("NoBackend", (), {"name": "no"})(), params("any", ""))
+    wrong: list[Any] = ["tcp://head:29400", object(), ListBackend, type("NoBackend", (), {"name": "no"})()]
+    for backend in wrong:
+        with pytest.raises(TypeError, match=r"name, get_state\(\) and set_state\(\)"):
+            create_handler(None, backend, params("any", ""))
+        with pytest.raises(TypeError, match=r"name, get_state\(\) and set_state\(\)"):
+            DynamicRendezvousHandler.from_backend("run", None, backend, 1, 2)
+    for store in (5, params("any", "")):
+        with pytest.raises(TypeError, match=r"a store has get\(\) and set\(\)"):
+            create_handler(store, ListBackend([]), params("any", ""))
+    with pytest.raises(TypeError, match="create_backend takes RendezvousParameters"):
+        create_backend("tcp://head:29400")  # type: ignore[arg-type]
 
 
 def test_a_handler_holds_the_backend_whose_server_it_needs() -> None:
@@ -270,6 +280,49 @@ def test_a_backend_that_a_user_wrote_carries_a_rendezvous(kind: str) -> None:
         wait_until(handlers[1].is_closed)
         assert handlers[1].shutdown()
         assert ended.result(PATIENCE)
+
+
+_SQLITE_NODE = """
+import sqlite3, sys
+from rendezvous_async.sync import DynamicRendezvousHandler, RendezvousBackend
+
+class RowBackend(RendezvousBackend):
+    name = "sqlite"
+
+    def __init__(self, path):
+        self.path = path
+        with self.open() as db:
+            db.execute("CREATE TABLE IF NOT EXISTS row (id INTEGER PRIMARY KEY, state BLOB, token INTEGER)")
+
+    def open(self):
+        return sqlite3.connect(self.path, timeout=2)
+
+    def get_state(self):
+        with self.open() as db:
+            return db.execute("SELECT state, token FROM row").fetchone()
+
+    def set_state(self, state, token=None):
+        with self.open() as db:
+            if token is None:
+                done = db.execute("INSERT OR IGNORE INTO row VALUES (1, ?, 1)", (state,))
+            else:
+                done = db.execute("UPDATE row SET state = ?, token = token + 1 WHERE token = ?", (state, token))
+            found = db.execute("SELECT state, token FROM row").fetchone()
+            return found and (*found, done.rowcount == 1)
+
+handler = DynamicRendezvousHandler.from_backend("run", None, RowBackend(sys.argv[1]), 2, 2, "127.0.0.1")
+info = handler.next_rendezvous()
+info.store.barrier()
+print(info.rank, info.world_size, flush=True)
+sys.exit(not handler.shutdown())
+"""
+
+
+def test_two_processes_meet_in_a_row_of_sqlite(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _SQLITE_NODE, str(tmp_path / "rows.db")]
+    nodes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert sorted(node.communicate(timeout=PATIENCE)[0] for node in nodes) == ["0 2\n", "1 2\n"]
+    assert [node.returncode for node in nodes] == [0, 0]
 
 
 # create_backend
@@ -350,7 +403,7 @@ def test_who_hosts_the_store_of_c10d() -> None:
     [
         ({"protocol": "ftp"}, "protocol"),
         ({"protocol": ""}, "protocol"),
-        ({"protocol": "http", "ssl_cert": "cert.pem"}, "protocol"),
+        ({"protocol": "http", "ssl_cert": "cert.pem"}, "'protocol' is 'http', .* 'ssl_cert' is set"),
         ({"read_timeout": "0"}, "read_timeout"),
         ({"read_timeout": "x"}, "read_timeout"),
         ({"ca_cert": "/nowhere/ca.pem"}, "nowhere"),
@@ -371,15 +424,8 @@ def test_etcd_over_tls(tmp_path: Path, protocol: str | None) -> None:
     """The files of the classic's options are used: each side asks for the other's certificate."""
     if etcd_program() is None:
         pytest.skip("no etcd program")
-    authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1", "localhost")
-    ca, cert, key = (str(tmp_path / name) for name in ("ca.pem", "cert.pem", "key.pem"))
-    authority.cert_pem.write_to_path(ca)
-    issued.private_key_pem.write_to_path(key)
-    for blob in issued.cert_chain_pems:
-        blob.write_to_path(cert, append=True)
-    context = ssl.create_default_context(cafile=ca)
-    context.load_cert_chain(cert, key)
+    ca, cert, key = write_certificates(tmp_path)
+    context = mutual_context(ca, cert, key)
     with EtcdCluster(ca=ca, cert=cert, key=key, client_auth=True, client_tls=context) as cluster:
         place = cluster.endpoint.removeprefix("etcds://")
         options: dict[str, Any] = {

@@ -186,13 +186,14 @@ def test_options_of_the_classic_are_whole_positive_seconds() -> None:
             keep_alive_interval="2",
             keep_alive_max_attempt="4",
             regroup_timeout="0.5",
+            grow_timeout="1.5",
             ranks="sorted",
             timeout=900,
         )
     ).settings
     timeout = settings.timeout
-    assert [timeout.join, timeout.last_call, timeout.close, timeout.heartbeat, timeout.regroup] == [
-        timedelta(seconds=s) for s in (9, 8, 7, 6, 0.5)
+    assert [timeout.join, timeout.last_call, timeout.close, timeout.heartbeat, timeout.regroup, timeout.grow] == [
+        timedelta(seconds=s) for s in (9, 8, 7, 6, 0.5, 1.5)
     ]
     assert (settings.keep_alive_interval, settings.keep_alive_max_attempt) == (timedelta(seconds=2), 4)
     assert settings.ranks == "sorted"
@@ -232,7 +233,8 @@ def test_an_option_that_must_be_there_is_not_none(name: str) -> None:
 
 
 def test_none_is_the_default_of_the_others() -> None:
-    names = ("join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout", "regroup_timeout")
+    waits = ("join", "last_call", "close", "heartbeat", "regroup", "grow")
+    names = tuple(f"{wait}_timeout" for wait in waits)
     none: dict[str, Any] = dict.fromkeys(names)
     timeout = make_handler(params(**none)).settings.timeout
     assert vars(timeout) == vars(RendezvousTimeout())
@@ -245,13 +247,90 @@ def test_a_wrong_time_to_regroup(value: object) -> None:
         create_handler(params(**wrong))
 
 
+@pytest.mark.parametrize("value", [-1, "-0.5", "x", "", math.nan, -math.inf, 1e300, [1], True])
+def test_a_wrong_time_to_grow(value: object) -> None:
+    wrong: dict[str, Any] = {"grow_timeout": value}
+    with pytest.raises(ValueError, match="grow_timeout"):
+        create_handler(params(**wrong))
+
+
+@pytest.mark.parametrize(
+    ("value", "grow"),
+    [(0, timedelta(0)), ("0", timedelta(0)), ("0.5", timedelta(seconds=0.5)), ("inf", timedelta.max)],
+)
+def test_times_to_grow(value: object, grow: timedelta) -> None:
+    given: dict[str, Any] = {"grow_timeout": value}
+    handler = make_handler(params(**given))
+    assert handler.settings.timeout.grow == grow
+    assert RendezvousTimeout(grow=grow).grow == grow
+    with pytest.raises(ValueError, match="the grow timeout must be 0 or more, not -1 day"):
+        RendezvousTimeout(grow=timedelta(seconds=-1))
+
+
+@pytest.mark.parametrize(
+    ("value", "sizes"),
+    [
+        ("4:16:4", "4:16:4"),
+        ("4/8/16", "4,8,16"),
+        ("4,8,16", "4,8,16"),
+        ([4, 8, 16], "4,8,16"),
+        ("2:16", "2:16"),
+        (8, "8:8"),
+        (None, ""),
+    ],
+)
+def test_the_sizes_of_a_world(value: object, sizes: str) -> None:
+    given = RendezvousParameters("memory", "sizes", "run", 2, 16, sizes=value)
+    settings = make_handler(given).settings
+    assert (settings.sizes, settings.min_nodes, settings.max_nodes) == (sizes, 2, 16)
+    assert f"sizes={sizes!r}" in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("4:32:4", r"the sizes 4:32:4 must all be from min_nodes to max_nodes \(torchrun: --nnodes\), which are 2:16"),
+        ("1/4/16", "1,4,16 must all be from min_nodes"),
+        ("4/16/8", "the rendezvous option 'sizes': .*16 is before 8"),
+        ("4:15:4", "'sizes': .*do not reach 15"),
+        ("", "'sizes'"),
+        ("4;8", "'sizes'"),
+        (4.5, "'sizes': .*4.5"),
+        (True, "'sizes'"),
+    ],
+)
+def test_wrong_sizes_say_why(value: object, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        create_handler(RendezvousParameters("memory", "sizes", "run", 2, 16, sizes=value))
+
+
+def test_domains(caplog: pytest.LogCaptureFixture) -> None:
+    whole: dict[str, Any] = {"domain": "nvlink", "per_domain": "2"}
+    settings = make_handler(params(**whole, label_nvlink="a")).settings
+    assert (settings.domain, settings.per_domain) == ("nvlink", 2)
+    assert not caplog.messages
+    create_handler(params(**whole))
+    assert "can only be a spare: set the option label_nvlink" in caplog.messages[0]
+    for wrong, words in (
+        ({"per_domain": 2}, "per_domain=2 needs a domain"),
+        ({"domain": "x", "per_domain": 0}, "per_domain must be from 1"),
+        ({"domain": "x", "per_domain": 3}, "none of the sizes 1:2 is a multiple of per_domain=3"),
+        ({"domain": "x", "per_domain": "1.5"}, "'per_domain' must be a whole number"),
+    ):
+        mistaken: dict[str, Any] = wrong
+        with pytest.raises(ValueError, match=words):
+            create_handler(params(**mistaken))
+    with pytest.raises(TypeError, match="domain must be a string, not 5"):
+        create_handler(params(domain=5))
+
+
 @pytest.mark.parametrize("value", [1, 1.5, True, "x", [1], math.nan])
 def test_a_wrong_count_of_keep_alives(value: object) -> None:
     with pytest.raises(ValueError, match="keep_alive_max_attempt"):
         create_handler(params(keep_alive_max_attempt=value))
 
 
-@pytest.mark.parametrize("name", ["join", "last_call", "close", "heartbeat", "regroup"])
+@pytest.mark.parametrize("name", ["join", "last_call", "close", "heartbeat", "regroup", "grow"])
 @pytest.mark.parametrize("value", [5, 0.5, "5", True])
 def test_timeouts_are_timedeltas(name: str, value: Any) -> None:
     with pytest.raises(TypeError, match=rf"the {name} timeout must be a timedelta, not {re.escape(repr(value))}"):
@@ -289,6 +368,9 @@ def test_no_endpoint_and_no_address_are_defaults() -> None:
         *(("keep_alive_interval", value) for value in (None, 5)),
         *(("keep_alive_max_attempt", value) for value in (None, "5", 2.0, True)),
         ("ranks", None),
+        *(("sizes", value) for value in (None, 4, ["4"])),
+        *(("domain", value) for value in (None, b"x")),
+        *(("per_domain", value) for value in (None, "2", 2.0, True)),
     ],
 )
 def test_settings_of_the_wrong_type_are_named(name: str, value: Any) -> None:

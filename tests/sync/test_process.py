@@ -213,3 +213,34 @@ def test_a_process_that_drops_its_handler_and_exits_leaves() -> None:
             assert other.returncode == 7
             wait_until(lambda: count_nodes(stays) == 1)
         assert stays.shutdown()
+
+
+_DROP_AT_EXIT = """
+import sys
+import anyio
+from rendezvous_async.sync.portal import LoopLease
+
+started = anyio.Event()
+calls = []
+
+async def farewell():
+    calls.append(1)
+    if len(calls) == 1:
+        await started.wait()  # Until the process exits as well.
+    else:
+        started.set()
+        while lease._portal is not None:
+            await anyio.sleep(0.001)
+        await anyio.sleep(0.1)
+
+lease = LoopLease("a lease", farewell)
+lease.abandon()
+while not calls:
+    pass
+"""
+
+
+def test_a_lease_that_ends_while_the_process_exits_does_not_disturb_it() -> None:
+    command = [sys.executable, "-c", _DROP_AT_EXIT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -167,6 +167,18 @@ def test_free_ports() -> None:
         pass
 
 
+def test_no_port_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = socket.getaddrinfo("localhost", None, type=socket.SOCK_STREAM)
+    unknown: list[Any] = [(socket.AF_CAN, socket.SOCK_STREAM, 0, "", ("localhost", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: unknown + known)
+    with get_socket_with_port() as sock:
+        assert sock.getsockname()[1] > 0
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: unknown)
+    with pytest.raises(RuntimeError, match="no port of localhost") as caught:
+        get_socket_with_port()
+    assert isinstance(caught.value.__cause__, OSError)
+
+
 def test_ports_that_cannot_be_had() -> None:
     before = set(threading.enumerate())
     with pytest.raises(ValueError, match="server_port"):

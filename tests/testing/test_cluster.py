@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from rendezvous_async import Rendezvous, RendezvousClosedError, Timeouts
+from rendezvous_async import Rendezvous, RendezvousClosedError, Spec, Timeouts
 from rendezvous_async.testing import Cluster, Faults, NotSettledError, check, elastic, run
 from rendezvous_async.testing.history import Fault, Formed
 
@@ -274,6 +274,56 @@ class TestWhatTheTestDoesIsNoFailure:
         with pytest.raises(ExceptionGroup) as caught:
             run(scenario, seed=1)
         assert [type(error) for error in caught.value.exceptions] == [Broken]
+
+
+class TestShapes:
+    def test_a_cluster_settles_in_the_largest_world_of_its_shape(self) -> None:
+        async def scenario() -> None:
+            async with Cluster(nodes=7, sizes="2:8:2", domain="rack", per_domain=2) as cluster:
+                worlds = await cluster.join_all()
+                assert len(worlds) == 6, "four even numbers and two of the three odd ones"
+                cluster.crash(1)
+                cluster.crash(3)
+                await cluster.settle()
+                assert {node.holds.size for node in cluster.nodes if node.holds is not None} == {4}
+                check(cluster.history)
+                assert [world.domains for world in cluster.history.of(Formed)][-1] == ("group-0",) * 4
+
+        run(scenario)
+
+    def test_a_cluster_is_scaled_and_settles_again(self) -> None:
+        async def scenario() -> None:
+            async with Cluster(nodes=4, min_nodes=2) as cluster:
+                await cluster.join_all()
+                assert await cluster.scale(0, target=3) == Spec("2:4", 3, 1)
+                await cluster.settle()
+                assert sum(node.holds is not None for node in cluster.nodes) == 3
+                await cluster.scale(1, "4:6")
+                await cluster.settle()
+                assert sum(node.holds is not None for node in cluster.nodes) == 4
+                check(cluster.history)
+                with pytest.raises(ValueError, match="not a size that a world can have"):
+                    await cluster.scale(1, target=9)
+
+        run(scenario)
+
+    def test_newcomers_who_wait_for_a_call_are_at_rest(self) -> None:
+        async def scenario() -> None:
+            async with Cluster(nodes=3, min_nodes=1, max_nodes=5, timeouts=Timeouts(grow=math.inf)) as cluster:
+                cluster.start(0)
+                await cluster.settle()
+                await cluster.join_all()
+                await anyio.sleep(1)  # All have come, and the coordinator has counted them.
+                assert sum(node.holds is not None for node in cluster.nodes) == 1
+                head, rendezvous = cluster.head(), cluster.nodes[0].rendezvous
+                assert head is not None
+                assert head.held_back == 2
+                assert rendezvous is not None
+                await rendezvous.grow()
+                await cluster.settle()
+                assert sum(node.holds is not None for node in cluster.nodes) == 3
+
+        run(scenario)
 
 
 NODE_METHODS = ["start", "crash", "leave", "restart", "pause", "resume", "close", "partition"]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,51 +19,11 @@ from rendezvous_async.testing import (
 )
 from rendezvous_async.testing.history import Formed
 
-_CONFTEST = 'pytest_plugins = ["rendezvous_async.testing.fixtures"]\n'
-_TESTS = """
-import anyio, pytest
-from rendezvous_async.backends.base import Put
-from rendezvous_async.testing import virtual_loop
-
-def test_in_virtual_time(virtual, capsys):
-    async def an_hour():
-        await anyio.sleep(3600)
-        return anyio.current_time(), virtual_loop()._random.random()
-
-    now, drawn = virtual(an_hour)
-    assert now == 3600
-    with capsys.disabled():
-        print("drawn", drawn)
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_backends_of_one_store(memory_backends):
-    one, other = memory_backends("run"), memory_backends("run")
-    await one.commit(Put("key", b"value"))
-    assert (await other.get("key")).value == b"value"
-"""
-
-
-def run_pytest(folder: Path, *arguments: str) -> str:
-    command = [sys.executable, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, *arguments, str(folder)], cwd=folder, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed" in done.stdout
-    return next(line for line in done.stdout.splitlines() if line.startswith("drawn"))
-
-
-def test_the_fixtures_in_a_project_of_somebody_else(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text(_CONFTEST)
-    (tmp_path / "test_it.py").write_text(_TESTS)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    assert run_pytest(tmp_path) != run_pytest(tmp_path, "--rdzv-seed=8")
-
 
 def test_a_scenario_of_some_size_and_length() -> None:
     scenario = scenario_of(7, nodes=4, actions=2)
-    assert (scenario.nodes, scenario.actions) == (4, 2)
+    assert scenario.nodes == 4
+    assert len([step for step in scenario.steps if step.do not in ("wait", "close", "scale")]) == 2
     seen: list[History] = []
     report = simulate(scenario, seen.append)
     assert report.rounds == len(seen[0].of(Formed)) > 0

@@ -15,6 +15,7 @@ from rendezvous_async.core.state import NODES
 from rendezvous_async.sync import get_free_port
 from rendezvous_async.testing.etcd import EtcdCluster, etcd_program
 from tests.blocking import serve_apart
+from tests.cli.support import command
 from tests.torchrun.job import PATIENCE, Agent, Job, start_job
 
 StartJob = Callable[..., AbstractAsyncContextManager[Job]]
@@ -62,7 +63,7 @@ async def pair(job: Job, *arguments: str) -> AsyncIterator[tuple[Agent, Agent, s
 
 
 async def nodes_here(job: Job, count: int) -> None:
-    """Wait until so many agents are at the barrier or in the round, spares included."""
+    """Wait until this many agents are at the barrier or in the round, spares included."""
     endpoint = f"tcp://{job.endpoint}?is_host=false"
     with anyio.fail_after(PATIENCE):
         async with rdzv.open_backend(endpoint, run_id=job.id) as backend, backend.watch(NODES) as watch:
@@ -74,7 +75,15 @@ async def nodes_here(job: Job, count: int) -> None:
                     return
 
 
-@pytest.mark.parametrize("kind", ["hosted", "file", "etcd", pytest.param("apart", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "file",
+        "etcd",
+        pytest.param("hosted", marks=pytest.mark.slow),  # so do the agents whose worker crashes, below
+        pytest.param("apart", marks=pytest.mark.slow),
+    ],
+)
 async def test_two_agents_meet_train_and_end(make_job: StartJob, kind: str) -> None:
     async with make_job("2", kind) as job:
         agents = [await job.start("first"), await job.start("second")]
@@ -119,6 +128,45 @@ async def test_the_others_go_on_without_an_agent(
         assert report.agent == stays.name
         assert await lost.ended() != 0
         await job.ends_well(stays)
+
+
+async def rdzv_scale(job: Job, *changes: str) -> None:
+    """Scale the job as a person does."""
+    async with command("scale", f"tcp://{job.endpoint}", "--run-id", job.id, *changes, merged=True) as scale:
+        assert await scale.code() == 0, scale.lines
+
+
+@pytest.mark.parametrize("kind", ["apart", pytest.param("hosted", marks=pytest.mark.slow)])
+async def test_a_job_is_scaled_down_and_up_while_it_trains(make_job: StartJob, kind: str) -> None:
+    """All agents have the same --nnodes; the worlds are smaller, and larger, than these allow."""
+    async with make_job("2:3", kind) as job:
+        agents = [await job.start(name) for name in ("first", "second", "third")]
+        before = (await job.trains(3)).round
+        await rdzv_scale(job, "--nodes", "1")
+        alone = await job.trains(1, after=before)
+        assert job.rank0(alone.round) is job.rank0(before), "who was rank 0 stays rank 0"
+        await nodes_here(job, 3)
+        await rdzv_scale(job, "--nodes", "1:8", "--target", "4")
+        agents.append(await job.start("fourth"))
+        await job.trains(4, after=alone.round)
+        await job.ends_well(*agents)
+
+
+async def test_a_job_of_certain_sizes(make_job: StartJob) -> None:
+    """``sizes`` in --rdzv-conf; a third agent is left over and stops nobody, a fourth makes the next size."""
+    async with make_job("1:4", "apart") as job:
+        job.options += ",sizes=2/4,domain=rack,per_domain=2"
+        agents = [await job.start(name, f"--rdzv-conf={job.options},label_rack=r1") for name in ("first", "second")]
+        before = (await job.trains(2)).round
+        agents.append(await job.start("third", f"--rdzv-conf={job.options},label_rack=r2"))
+        await nodes_here(job, 3)
+        steps = [await job.until(lambda report: report.agent == "first") for _ in range(20)]
+        assert {report.round for report in steps} == {before}
+        agents.append(await job.start("fourth", f"--rdzv-conf={job.options},label_rack=r2"))
+        report = await job.trains(4, after=before)
+        ranks = {step.agent: step.rank for step in job.reports if step.round == report.round}
+        assert {ranks["first"], ranks["second"]} == {0, 1}, "the ranks of a rack are contiguous"
+        await job.ends_well(*agents)
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rendezvous_async.sync import get_free_port
-from tests.proof.campaign.namespaces import Link, Links
+from tests.blocking import linked
+from tests.proof.campaign.namespaces import Link
 from tests.torchrun.job import start_job
 
 _LATE = """
@@ -28,14 +29,7 @@ socket.getaddrinfo = late
 
 @pytest.fixture
 def link() -> Iterator[Link]:
-    links = Links(5)
-    links.make(1)
-    if links.why_not:
-        pytest.skip(links.why_not)
-    try:
-        yield links.links[0]
-    finally:
-        links.remove()
+    yield from linked(5)
 
 
 async def test_an_agent_whose_head_resolves_late_is_reached_at_its_own_address(tmp_path: Path, link: Link) -> None:

@@ -17,9 +17,9 @@ class CasCall:
     """A call that waits for its turn.
 
     Attributes:
-        due: When it must be done; another call may take it along earlier.
+        due: When to make it at the latest; it goes along with an earlier one.
         writes: Whether it may change something.
-        undo: What to do if it was made after its task gave up.
+        undo: Undoes it if it was made after its task gave up.
     """
 
     __slots__ = ("due", "error", "future", "result", "undo", "work", "writes")
@@ -47,7 +47,7 @@ class CasCall:
         return self.future is None or not self.future.done()
 
     def make(self, draft: Draft) -> None:
-        """Do the work on a draft; the last time counts."""
+        """Do the work on a draft; the result of the last draft counts."""
         self.error = None
         try:
             self.result = self.work(draft)

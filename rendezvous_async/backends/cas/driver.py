@@ -1,4 +1,4 @@
-"""The driver of one fenced value, as tasks see it: every call is work for the replica, awaited for so long."""
+"""The driver of one fenced value: every call is work for the replica, awaited with a timeout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["CasDriver"]
 
 LIMIT = 1024 * 1024
 GATHER = 0.05
-"""The part of its TTL for which a keep-alive may wait for others of this process, or for any other write."""
+"""The fraction of its TTL for which a keep-alive may wait to share a write with other calls of this process."""
 
 
 class CasDriver(Driver):
@@ -30,11 +30,11 @@ class CasDriver(Driver):
 
     Args:
         value: The store; closed with the driver.
-        limit: How many bytes the value may have; some stores take less than others.
+        limit: Upper bound on the bytes of the value; some stores take less than others.
         timeout: Seconds after which a call that got no answer fails.
-        call_timeout: Seconds after which a call of the store is made again.
-        rng: For epochs and delays; for tests that must repeat.
-        outage: Told when the store does not answer.
+        call_timeout: Seconds after which a call to the store is repeated.
+        rng: The source of epochs and delays, for tests that must repeat.
+        outage: Where it is reported that the store does not answer.
     """
 
     max_writes = 256
@@ -69,7 +69,7 @@ class CasDriver(Driver):
 
     @property
     def sessions(self) -> int:
-        """How many sessions there were when the value was last seen, of all clients."""
+        """The number of sessions of all clients when the value was last read."""
         return len(self._replica.image.beats)
 
     async def get(self, key: str) -> Entry | None:
@@ -124,21 +124,21 @@ class CasDriver(Driver):
             subscription.fail(closed_error(self.name))
 
     async def _enter(self) -> None:
-        """Let callers be cancelled before anything is done."""
+        """Check that the driver is open; a cancelled caller stops here, before anything is done."""
         if self._is_closed:
             raise closed_error(self.name)
         await checkpoint()
 
 
 class CasSubscription:
-    """Compares the value with what was pushed before, whenever the replica has looked at it.
+    """Compares the value with what was pushed before, whenever the replica has read it.
 
     Args:
         replica: The copy of the value.
-        names: What is watched.
+        names: The watched names.
         after: Where to start.
-        sink: What it pushes to.
-        others: All of this driver, which it is one of until it is closed.
+        sink: Receives the listings.
+        others: The open subscriptions of this driver; it adds and removes itself.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class CasSubscription:
         return self._current_at
 
     def look(self) -> None:
-        """Push what has changed, from the first look at the value on that began after this was made."""
+        """Push what has changed; only a read that began after this was created counts."""
         replica = self._replica
         if replica.failure is not None:
             self.fail(replica.failure)
@@ -175,7 +175,7 @@ class CasSubscription:
                 self._sink.take(listing)
 
     def fail(self, error: Exception) -> None:
-        """End it, and say why."""
+        """End the watch with an error."""
         if self in self._others:
             self.close()
             self._sink.fail(error)
@@ -186,5 +186,5 @@ class CasSubscription:
 
 
 def _end_opened(draft: Draft, result: tuple[str, Commit]) -> None:
-    """End a session that was opened when its owner had given up."""
+    """End a session that was opened after its owner had given up."""
     draft.end_session(result[0])

@@ -1,12 +1,12 @@
-"""What stands in the value: the table, a counter for each session, and the marks of the last writes. No I/O, no clock.
+"""The contents of the value: the table, a counter for each session, the marks of the last writes. No I/O, no clock.
 
     magic (7)  version (1)  CRC-32 of the rest (4)  msgpack of ``Stored``
 
-Each write has a number and a mark of its own. So whoever got no answer to a write finds out from the next value that
-it sees whether the write was made, and no two values are equal.
+Each write has a number and a random mark. So a client that got no answer to a write learns from the next value that it
+reads whether the write was made, and no two values are equal.
 
-An ``Image`` is a value that was read or written. A ``Draft`` is what is to replace it: calls are made on the draft, and
-it becomes the next image only if the store takes it.
+An ``Image`` is a value that was read or written. A ``Draft`` is to replace it: calls are made on the draft, which
+becomes the next image only if the store accepts it.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ __all__ = ["Draft", "Image"]
 
 VERSION = 1
 MAX_MARKS = 64
-"""How many writes are remembered; a write without an answer is in doubt for good once as many others have followed."""
+"""How many writes are remembered; the fate of a write without an answer is unknown once that many have followed."""
 MAX_DELETIONS = 64
-"""How many deletions are told of one by one; who has missed more gets a complete listing, which costs no traffic."""
+"""How many deletions are remembered; a watch that missed more gets a complete listing, which costs no traffic."""
 _MAGIC = b"rdzvcas"
 _HEAD = struct.Struct(">7sBI")
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True):
-    """What is stored.
+    """The stored record.
 
     Attributes:
-        number: How many writes there have been.
-        marks: Of the last ones, the newest last.
-        beats: The counter of each open session; its owner counts on with each keep-alive.
+        number: The number of writes so far.
+        marks: The marks of the last ones, the newest last.
+        beats: The counter of each open session; each keep-alive increments it.
         snapshot: The table, a ``Snapshot``; it is decoded only when it has changed.
     """
 
@@ -58,8 +58,8 @@ class Image:
     """A value that was read or written.
 
     Attributes:
-        data: All of it; empty if it is only to be written.
-        number: Of the write that made it.
+        data: The whole value; empty until it is written.
+        number: The number of the write that made it.
         beats: The counter of each session.
         snapshot: The encoded table.
     """
@@ -79,12 +79,12 @@ class Image:
 
     @classmethod
     def empty(cls, epoch: str) -> Image:
-        """Return the beginning of a history, which is yet to be written."""
+        """Return the first image of a new history; it is not written yet."""
         return cls(b"", 0, (), {}, _encode(Table(epoch).snapshot()))
 
     @classmethod
     def decode(cls, data: bytes, last: Image | None = None) -> Image:
-        """Return what stands in a value; ``last`` is the image before, whose table is used again if it is the same.
+        """Return the image in a value; ``last`` is the previous one, whose decoded table is reused if it is the same.
 
         Raises:
             RendezvousStateError: It is damaged, or was not written by this library.
@@ -109,35 +109,35 @@ class Image:
                 image._table = last._table
             elif {session for session, _ in image.table.open_sessions()} != stored.beats.keys():
                 raise ValueError("its sessions are not those of its table")
-        # Older msgspec: its errors are no ValueErrors.
+        # In older versions of msgspec, its errors are not ValueErrors.
         except (msgspec.MsgspecError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise RendezvousStateError(f"the value is damaged: {error}") from None
         return image
 
     @property
     def is_written(self) -> bool:
-        """Whether it stands in the store, or stood there."""
+        """Whether the store holds it, or has held it."""
         return bool(self.data)
 
     @property
     def table(self) -> Table:
-        """The table; not to be changed."""
+        """The table; read-only."""
         if self._table is None:
             self._table = Table.restore(_decode_snapshot(self.snapshot), 0.0)
         return self._table
 
     @property
     def epoch(self) -> str:
-        """Which history it is of."""
+        """The name of its history."""
         return self.table.epoch
 
     @property
     def mark(self) -> bytes:
-        """Of the write that made it."""
+        """The mark of the write that made it."""
         return self._marks[-1]
 
     def look(self, session: str) -> Look:
-        """Return what a session shows now."""
+        """Return what an observer of a session sees now."""
         return Look(b"%d" % self.beats.get(session, -1))
 
     def has_mark(self, number: int, mark: bytes) -> bool | None:
@@ -148,12 +148,12 @@ class Image:
         return self._marks[-1 - back] == mark
 
     def renamed(self, epoch: str, number: int) -> Image:
-        """Return an image with the same entries that begins another history, and is yet to be written."""
+        """Return an image with the same entries that begins another history; it is not written yet."""
         snapshot = msgspec.structs.replace(_decode_snapshot(self.snapshot), epoch=epoch)
         return Image(b"", number, (), self.beats, _encode(snapshot))
 
     def lend_table(self) -> Table:
-        """Return the table to somebody who may change it; the image decodes another, should it be asked for it."""
+        """Give the table away to be changed; if this image is asked for it again, it decodes another."""
         table, self._table = self.table, None
         return table
 
@@ -162,9 +162,9 @@ class Image:
         self._table = table
 
     def next(self, mark: bytes, beats: Mapping[str, int], changed: Table | None) -> Image:
-        """Return the image that follows, with another table or with the same one."""
+        """Return the next image, with a changed table or with the same one."""
         if changed is not None:
-            changed.take_changed()  # Nobody asks it.
+            changed.take_changed()  # Nothing here reads this list, so keep it empty.
         snapshot = self.snapshot if changed is None else _encode(_shortened(changed.snapshot()))
         marks = (*self._marks, mark)[-MAX_MARKS:]
         body = _encode(Stored(self.number + 1, marks, dict(beats), msgspec.Raw(snapshot)))
@@ -175,10 +175,10 @@ class Image:
 
 
 class Draft:
-    """What calls are made on; a call that raises has changed nothing.
+    """The value under construction; a call that raises has changed nothing.
 
     Attributes:
-        base: What it is to replace.
+        base: The image that it will replace.
         is_changed: Whether there is anything to write.
     """
 
@@ -197,7 +197,7 @@ class Draft:
         return self._table
 
     def image(self, mark: bytes) -> Image:
-        """Return it as the next image."""
+        """Return the finished draft as the next image."""
         self.drop()
         return self.base.next(mark, self._beats, self.table if self._has_new_table else None)
 
@@ -222,8 +222,7 @@ class Draft:
         return session, self.commit(owned(writes, session), when)
 
     def keep_alive(self, session: str) -> None:
-        """Count on.
-
+        """Increment the counter of a session.
         Raises:
             RendezvousSessionError: The session has ended.
         """
@@ -239,7 +238,7 @@ class Draft:
             self._note_change()
 
     def end_silent(self, over: Mapping[str, Look]) -> list[str]:
-        """End those of some sessions that still look as they did when their time was over; return which."""
+        """End those of these sessions that still look as they did when their time was over; return them."""
         ended = [session for session, look in over.items() if Look(b"%d" % self._beats.get(session, -2)) == look]
         for session in ended:
             self.end_session(session)

@@ -1,4 +1,4 @@
-"""How often to look at the value, and how long to wait before a write is tried again. Values only, no clock."""
+"""How often to read the value, and how long to wait before a retry. Values only, no clock."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ["Pace"]
 
 QUICKEST = 0.01
 CALMEST = 0.5
-"""Seconds between two looks, at least and at most, at a store that answers fast."""
+"""Lower and upper bound on the seconds between two reads of a store that answers fast."""
 EAGERNESS = 0.1
-"""How long to wait for the next change, as a part of how long ago the last one was."""
+"""The pause, as a fraction of the time since the last change."""
 MOST_LOOKS = 1000.0
-"""How often all sessions together look in a second, if each has a process of its own."""
+"""Upper bound on the reads per second of all sessions together, if each is in a process of its own."""
 SHARE = 3.0
-"""A look is followed by a pause that is this many times as long, so that a slow store is not asked all the time."""
+"""A pause is at least this many times as long as a read, so that a slow store is not read all the time."""
 FIRST_BACKOFF = 0.001
 LONGEST_BACKOFF = 0.25
 AFTER_FAILURE = 0.02
@@ -23,13 +23,13 @@ SMOOTHING = 0.2
 
 
 class Pace:
-    """The pace of one client of a store, by how long the store takes.
+    """The pace of one client, which follows how long the store takes.
 
     Args:
-        rng: Clients that collide must not do so again.
+        rng: The source of jitter: clients that collided must not collide again.
 
     Attributes:
-        latency: Seconds that a call of the store takes, on average.
+        latency: The average seconds of a call to the store.
     """
 
     def __init__(self, rng: Random) -> None:
@@ -37,19 +37,19 @@ class Pace:
         self._rng = rng
 
     def took(self, seconds: float) -> None:
-        """Note how long a call of the store took."""
+        """Note how long a call to the store took."""
         self.latency += SMOOTHING * (seconds - self.latency)
 
     def pause(self, since_change: float, sessions: int) -> float:
-        """Return the seconds until the next look: few soon after a change, more if there are many who look."""
+        """Return the seconds until the next read: few soon after a change, more if there are many readers."""
         least = max(QUICKEST, SHARE * self.latency, sessions / MOST_LOOKS)
         return max(least, min(EAGERNESS * since_change, CALMEST))
 
     def backoff(self, lost: int) -> float:
-        """Return how long to wait after as many lost compares in a row."""
+        """Return how long to wait after this many lost compares in a row."""
         most = min(max(FIRST_BACKOFF, self.latency) * 2.0 ** min(lost, 16), LONGEST_BACKOFF)
         return self._rng.random() * most
 
     def after_failures(self, count: int) -> float:
-        """Return how long to wait after as many calls in a row without an answer."""
+        """Return how long to wait after this many unanswered calls in a row."""
         return (0.5 + 0.5 * self._rng.random()) * min(AFTER_FAILURE * 2.0 ** min(count, 16), LONGEST_AFTER_FAILURE)

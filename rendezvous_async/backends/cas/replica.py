@@ -1,12 +1,12 @@
 """One process's copy of the value, and the one task that reads and replaces it.
 
-Calls are gathered. What has come while the store was busy is done on one draft of the next value, which replaces the
-last one in one compare-and-set (group commit). If another process was faster, its value comes back with the answer, and
-the same calls are done again on that. Calls that change nothing are answered as soon as a read, sent after they came,
-has shown the value that they were done on.
+Calls are gathered. Those that come while the store is busy are made on one draft of the next value, which replaces the
+last one in one compare-and-set (group commit). If another process was faster, the answer has its value, and the same
+calls are made again on that. Calls that change nothing are answered once a read that was sent after them has confirmed
+the value that they were made on.
 
-A write without an answer is sent again as it is: the token lets it happen once, and its mark in the value tells that it
-did. The same task looks at the value now and then, pushes what has changed, and ends the sessions of silent owners.
+A write without an answer is sent again unchanged: the token lets it happen only once, and its mark in the value shows
+that it did. The same task reads the value now and then, pushes what has changed, and ends sessions of silent owners.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ MAX_BATCH = 1024
 MAX_FAILURES = 16
 MARK_SIZE = 8
 OBSERVE_EVERY = 0.1
-"""How often to look for the sake of sessions at most, as a part of the shortest TTL."""
+"""Lower bound on the time between two reads to observe sessions, as a fraction of the shortest TTL."""
 END_WITHIN = 0.05
-"""Seconds within which a silent session is ended, at random: all who observe it would do so at the same moment."""
+"""Upper bound on the random delay before a silent session is ended: all observers notice it at the same moment."""
 
 T = TypeVar("T")
 
 
 class Replica:
-    """The copy, and the task.
+    """The copy, and its task.
 
     Args:
         value: The store.
-        rng: For epochs, marks and delays.
-        outage: Told when the store does not answer.
-        limit: How many bytes the value may have.
+        rng: The source of epochs, marks and delays.
+        outage: Where it is reported that the store does not answer.
+        limit: Upper bound on the bytes of the value.
         timeout: Seconds after which a call without an answer fails.
-        call_timeout: Seconds after which a call of the store counts as failed.
+        call_timeout: Seconds after which a call to the store counts as failed.
 
     Attributes:
-        failure: What is wrong with the value, for as long as it is.
-        begun: Counts the calls of the store.
-        seen: The number of the last one, of these, whose answer is in the image.
-        checked_at: When that one was sent.
+        failure: What is wrong with the value, as long as something is.
+        begun: The number of calls to the store so far.
+        seen: The number of the last call whose answer is in the image.
+        checked_at: When that call was sent.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Replica:
 
     @property
     def image(self) -> Image:
-        """The value as it was last seen."""
+        """The value as last seen."""
         return self._image
 
     # For the driver
@@ -109,13 +109,13 @@ class Replica:
         within: float = 0.0,
         undo: Callable[..., None] | None = None,
     ) -> T:
-        """Do some work on the value and return its result, once it counts.
+        """Do some work on the value; return its result once it counts.
 
         Args:
             work: Done on a draft, perhaps several times.
             writes: Whether it may change something.
-            within: For how many seconds it may wait for other calls to go along with.
-            undo: What to do with the result, on a later draft, if the work was done after its caller had given up.
+            within: Seconds for which it may wait to share a write with other calls.
+            undo: Undoes the result on a later draft if the work was done after its caller had given up.
 
         Raises:
             RendezvousConnectionError: No answer in time.
@@ -134,7 +134,7 @@ class Replica:
             timer.cancel()
 
     def add_watcher(self, look: Callable[[], None]) -> int:
-        """Call ``look`` whenever the value was looked at; soon. Return which call of the store will not be too old."""
+        """Call ``look`` after each read of the value; return the number of the first read that is recent enough."""
         self._start()
         self._watchers[look] = None
         self._to_see = self.begun + 1
@@ -153,7 +153,7 @@ class Replica:
         self._owned.pop(session, None)
 
     async def aclose(self) -> None:
-        """Stop; calls that wait fail."""
+        """Stop the task; pending calls fail."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -200,7 +200,7 @@ class Replica:
             self._tell_watchers()
 
     async def _next_calls(self) -> list[CasCall]:
-        """Wait until a call is due, and return all that wait; or until the next look, and return none."""
+        """Wait until a call is due and return all pending calls, or until the next read is due and return none."""
         while True:
             now, due = clock.now(), min([call.due for call in self._calls], default=math.inf)
             if due <= now:
@@ -215,10 +215,10 @@ class Replica:
         return taken
 
     async def _make(self, calls: list[CasCall]) -> None:
-        """Make calls together, and those that come while they lose; without any, look at the value.
+        """Make calls together, with those that come while they lose; without any calls, read the value.
 
         Raises:
-            RendezvousError: The value is damaged, or nobody knows what became of the calls.
+            RendezvousError: The value is damaged, or the fate of the calls is unknown.
         """
         is_fresh = not any(call.writes for call in calls) and await self._read(calls)
         lost = 0
@@ -246,7 +246,7 @@ class Replica:
         return None
 
     async def _make_apart(self, calls: list[CasCall], size: int) -> None:
-        """Make calls one by one that are too much together; what is too much alone is refused."""
+        """Make calls that are too large together one by one; refuse one that is too large alone."""
         if len(calls) > 1:
             for call in calls:
                 await self._make([call])
@@ -254,7 +254,7 @@ class Replica:
             calls[0].fail(too_large(self._value.name, size, self._limit))
 
     def _settle(self, calls: list[CasCall]) -> None:
-        """Answer calls that have been made; undo what nobody waits for any more."""
+        """Answer calls that were made; undo those that no task waits for."""
         for call in calls:
             if call.is_wanted:
                 call.answer()
@@ -262,7 +262,7 @@ class Replica:
                 self._calls.append(CasCall(partial(call.undo, result=call.result), clock.now()))
 
     def _refuse(self, calls: list[CasCall], error: RendezvousError) -> None:
-        """Fail calls; watches fail too, unless it is only the connection."""
+        """Fail calls; watches fail too, unless a retry may help."""
         for call in calls:
             call.fail(error)
         if not may_recover(error):
@@ -273,7 +273,7 @@ class Replica:
     # The store
 
     async def _read(self, calls: list[CasCall]) -> bool:
-        """Look at the value; False if there was no answer, and nobody waits for one any more."""
+        """Read the value; False if there was no answer, and no call waits for one any more."""
         began = clock.now()
         found, is_answered, _ = await self._ask(self._value.read, calls)
         if is_answered:
@@ -281,10 +281,10 @@ class Replica:
         return is_answered
 
     async def _write(self, image: Image, calls: list[CasCall]) -> bool:
-        """Put an image in the place of the last one; False if another one stands there instead.
+        """Replace the last image; False if the store holds another one instead.
 
         Raises:
-            RendezvousConnectionError: It may or may not have been there.
+            RendezvousConnectionError: It may or may not have been written.
         """
         began = clock.now()
         answer, is_answered, failures = await self._ask(partial(self._value.write, image.data, self._token), calls)
@@ -305,7 +305,7 @@ class Replica:
         return bool(is_made)
 
     def _undo_if_made(self, image: Image, calls: list[CasCall]) -> None:
-        """Undo what was in a write without an answer, should it turn out to have been made."""
+        """Undo a write without an answer if it turns out to have been made."""
         undone = [partial(call.undo, result=call.result) for call in calls if call.undo and call.error is None]
 
         def undo(draft: Draft) -> None:
@@ -317,17 +317,17 @@ class Replica:
             self._calls.append(CasCall(undo, clock.now()))
 
     async def _ask(self, ask: Callable[[], Awaitable[T]], calls: list[CasCall]) -> tuple[T | None, bool, int]:
-        """Call the store until it answers, or nobody waits for it any more.
+        """Call the store until it answers, or no call waits for the answer any more.
 
         Returns:
-            The answer, whether there is one, and how many calls had none.
+            The answer, whether there is one, and the number of unanswered calls.
         """
         failures = 0
         while True:
             self.begun += 1
             began = clock.now()
             try:
-                with answer_within(self._call_timeout, f"a call of {self._value.name}"):
+                with answer_within(self._call_timeout, f"a call to {self._value.name}"):
                     answer = await ask()
             except Exception as error:
                 if isinstance(error, RendezvousError) and not may_recover(error):
@@ -345,10 +345,10 @@ class Replica:
                 return None, False, failures
 
     def _see(self, found: tuple[bytes, Any] | None, began: float) -> None:
-        """Take over what stands in the store.
+        """Take over what the store holds.
 
-        What is gone, or went back to what it was before, is the beginning of another history: it has another epoch, and
-        counts when it is written. If it was only an old copy that was read, that write loses.
+        If the value is gone or has gone back to an earlier one, a new history begins, with another epoch, as soon as it
+        is written. If only a stale copy was read, that write loses.
         """
         known = self._image
         if found is None:
@@ -381,7 +381,7 @@ class Replica:
             look()
 
     def _look_after(self) -> None:
-        """Observe the sessions, and decide when to look at the value again."""
+        """Observe the sessions, and decide when to read the value again."""
         now = clock.now()
         pause = self._pace.pause(now - self._changed_at, len(self._image.beats))
         again = now + pause if self._watchers else math.inf
@@ -390,10 +390,10 @@ class Replica:
         elif self._image.is_written:
             sessions = self._image.table.open_sessions()
             over, observe_at = self._observer.observe(sessions, self._image.look, now)
-            if sessions:  # Some at a time: each has its own turn.
+            if sessions:  # In groups: each session has its own turn.
                 again = min(again, max(observe_at, now + OBSERVE_EVERY * min([ttl for _, ttl in sessions])))
             if over and self._ending not in self._calls:
-                logger.info("%s: silent, and to be ended: %s", self._value.name, ", ".join(over))
+                logger.info("%s: ending silent sessions: %s", self._value.name, ", ".join(over))
                 due = now + END_WITHIN * self._rng.random()
                 self._ending = CasCall(lambda draft: draft.end_silent(over), due)
                 self._calls.append(self._ending)

@@ -19,11 +19,11 @@ from random import Random
 from typing import Any
 
 import anyio
-import grpc
 from aetcd import rpc
 
 from rendezvous_async.aio import clock
 from rendezvous_async.backends.driver import closed_error
+from rendezvous_async.backends.etcd.bridge import Bridge, TlsFiles
 from rendezvous_async.backends.etcd.calls import Calls
 from rendezvous_async.backends.etcd.copies import Copies
 from rendezvous_async.backends.etcd.faults import (
@@ -34,8 +34,9 @@ from rendezvous_async.backends.etcd.faults import (
     is_silence,
     judge,
 )
-from rendezvous_async.backends.etcd.forks import check_process, in_child
+from rendezvous_async.backends.etcd.forks import Owner, may_use_grpc
 from rendezvous_async.backends.etcd.options import EtcdOptions
+from rendezvous_async.backends.etcd.transport import open_channel
 from rendezvous_async.backends.outage import Outage
 from rendezvous_async.errors import RendezvousConnectionError
 from rendezvous_async.settings import Endpoint, format_address
@@ -62,22 +63,6 @@ LOSING_VERSIONS = ((3, 5, 0), (3, 5, 2))
 """The range of versions that may lose data when a member is killed (etcd issue 13766)."""
 ORDERLY_VERSION = (3, 5, 8)
 """Since this version, progress on a watch stream is sent after all events that it covers."""
-CHANNEL_OPTIONS = (
-    # Pings detect a dead connection under a stream; etcd disconnects clients that ping more often or without a stream.
-    ("grpc.keepalive_time_ms", 6000),
-    ("grpc.keepalive_timeout_ms", 2000),
-    ("grpc.http2.ping_timeout_ms", 2000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 500),
-    # Ignore the http_proxy of the environment.
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    # Drivers do not share connections: breaking one must not affect another.
-    ("grpc.use_local_subchannel_pool", 1),
-)
 
 _warned: set[str] = set()
 """The endpoints for which this process has logged a version warning."""
@@ -96,11 +81,12 @@ class CallTrail:
 class ClusterMember:
     """One member of the cluster and its channel, which is opened on first use."""
 
-    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+    def __init__(self, address: str, tls: TlsFiles | None, bridge: Bridge | None) -> None:
         self.address = address
         self.trouble = ""
         self.hopeless = False
-        self._credentials = credentials
+        self._tls = tls
+        self._bridge = bridge
         self._channel: Any = None
         self._methods: dict[str, Any] = {}
 
@@ -109,14 +95,9 @@ class ClusterMember:
 
     def method(self, name: str) -> Any:
         """Return the stub of one of etcd's calls on this member."""
-        check_process()
         if self._channel is None:
             target = f"dns:///{self.address}"
-            self._channel = (
-                rpc.insecure_channel(target, options=CHANNEL_OPTIONS)
-                if self._credentials is None
-                else rpc.secure_channel(target, self._credentials, options=CHANNEL_OPTIONS)
-            )
+            self._channel = open_channel(target, self._tls) if self._bridge is None else self._bridge.channel(target)
             for stub in (rpc.KVStub, rpc.LeaseStub, rpc.WatchStub, rpc.AuthStub, rpc.MaintenanceStub):
                 self._methods.update(vars(stub(self._channel)))
         return self._methods[name]
@@ -124,6 +105,8 @@ class ClusterMember:
     async def aclose(self) -> None:
         if self._channel is not None:
             await self._channel.close()
+            self._channel = None
+            self._methods.clear()
 
 
 class ClusterClient:
@@ -132,13 +115,14 @@ class ClusterClient:
     Args:
         endpoint: The addresses of the members.
         options: Timeouts, user and password.
-        credentials: Certificates; None without TLS.
+        tls: For TLS; None without.
         rng: Picks the first member and the jitter of the backoff.
         outage: Where it is reported that no member answers.
 
     Attributes:
         member: The member in use.
         token: The auth token in use.
+        owner: The process that made the client.
         missed_answers: Counts attempts that got no usable answer.
     """
 
@@ -146,7 +130,7 @@ class ClusterClient:
         self,
         endpoint: Endpoint,
         options: EtcdOptions,
-        credentials: grpc.ChannelCredentials | None,
+        tls: TlsFiles | None,
         rng: Random,
         outage: Outage | None = None,
     ) -> None:
@@ -163,7 +147,9 @@ class ClusterClient:
         self._user = options.user
         self._password = options.password
         self._rng = rng
-        self._members = [ClusterMember(format_address(*host), credentials) for host in endpoint.hosts]
+        self.owner = Owner()
+        self._bridge = None if may_use_grpc() else Bridge(tls)
+        self._members = [ClusterMember(format_address(*host), tls, self._bridge) for host in endpoint.hosts]
         self.member = rng.choice(self._members)
         self.token: str | None = None
         self._moved: list[Callable[[], None]] = []
@@ -238,6 +224,7 @@ class ClusterClient:
             EtcdRefusedError: etcd refused it.
             RendezvousConnectionError: No usable answer within ``connect_timeout``, or until ``deadline``.
         """
+        self.owner.check()
         started = clock.now()
         if deadline is None:
             deadline = started + self.connect_timeout
@@ -349,13 +336,15 @@ class ClusterClient:
     async def aclose(self) -> None:
         """Close every channel; pending calls fail with RendezvousConnectionError after a short wait."""
         self.closed = True
-        if in_child():
+        if not self.owner.is_here:
             return
         try:
             await self.under_way.drain(LAST_ANSWERS)
         finally:
             for member in self._members:
                 await member.aclose()
+            if self._bridge is not None:
+                await self._bridge.aclose()
         await self.under_way.aclose(LAST_ANSWERS)
 
     def _troubles(self) -> list[str]:

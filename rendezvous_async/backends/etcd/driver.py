@@ -15,17 +15,16 @@ from contextlib import suppress
 from random import Random
 
 import anyio
-import grpc
 from aetcd import rpc
 
 from rendezvous_async.aio import clock
 from rendezvous_async.aio.deadline import Deadline
 from rendezvous_async.backends.driver import Driver, Granted, Opening, Sink, Subscription, closed_error
+from rendezvous_async.backends.etcd.bridge import TlsFiles
 from rendezvous_async.backends.etcd.channel import ClusterClient, logger
 from rendezvous_async.backends.etcd.commits import Commits, grant
 from rendezvous_async.backends.etcd.faults import EtcdFault, EtcdRefusedError
 from rendezvous_async.backends.etcd.feeds import Feeds
-from rendezvous_async.backends.etcd.forks import in_child
 from rendezvous_async.backends.etcd.history import ClusterHistory
 from rendezvous_async.backends.etcd.lease import KeepAlives, lease_id, session_id
 from rendezvous_async.backends.etcd.options import EtcdOptions
@@ -47,6 +46,10 @@ LEASE_PART = 0.8
 
 The owner counts itself out after 0.75 of the TTL, so a longer lease would only delay the detection of a dead node. It
 is already delayed if the leader dies too: the new leader renews every lease in full and adds an election timeout.
+
+A shorter lease would end while its owner rightly believes in it. And the owner cannot give up sooner: with a TTL of 5 s
+it may have last been answered an interval (1 s) before the leader died, an election takes up to 2 s, and the next
+member is asked after 0.3 s. So 4 s, the first whole second after 3.75 s, is the least.
 """
 CLOSING_TIMEOUT = 1.0
 
@@ -64,14 +67,14 @@ class EtcdDriver(Driver):
         self,
         endpoint: Endpoint,
         options: EtcdOptions,
-        credentials: grpc.ChannelCredentials | None = None,
+        tls: TlsFiles | None = None,
         rng: Random | None = None,
         outage: Outage | None = None,
     ) -> None:
         self.endpoint = endpoint
         self._rng = Random() if rng is None else rng
         namespace = f"/{options.namespace.strip('/')}/"
-        self._cluster = ClusterClient(endpoint, options, credentials, self._rng, outage)
+        self._cluster = ClusterClient(endpoint, options, tls, self._rng, outage)
         self._history = ClusterHistory(self._cluster, namespace, self._rng)
         self._keep_alives = KeepAlives(self._cluster)
         self._feeds = Feeds(self._cluster, self._history)
@@ -129,7 +132,7 @@ class EtcdDriver(Driver):
             self._feeds.close()
 
     async def aclose(self) -> None:
-        if self._closing.is_set() or in_child():
+        if self._closing.is_set() or not self._cluster.owner.is_here:
             return
         self._closing.set()
         if self._owner is not None:

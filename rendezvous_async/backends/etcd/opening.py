@@ -8,8 +8,8 @@ from rendezvous_async.backends.etcd import forks as forks  # Before anything els
 import os
 
 import anyio
-import grpc
 
+from rendezvous_async.backends.etcd.bridge import TlsFiles
 from rendezvous_async.backends.etcd.driver import EtcdDriver
 from rendezvous_async.backends.etcd.options import EtcdOptions
 from rendezvous_async.backends.outage import Outage
@@ -20,18 +20,14 @@ __all__ = ["open_etcd"]
 
 async def open_etcd(endpoint: Endpoint, options: EtcdOptions, outage: Outage) -> EtcdDriver:
     """Open ``etcd://h1:2379,h2:2379,h3:2379``, or ``etcds://`` for TLS."""
-    credentials = await _credentials(options) if endpoint.scheme == "etcds" else None
-    driver = EtcdDriver(endpoint, options, credentials, outage=outage)
+    tls = await _read_tls(options) if endpoint.scheme == "etcds" else None
+    driver = EtcdDriver(endpoint, options, tls, outage=outage)
     await driver.start()
     return driver
 
 
-async def _credentials(options: EtcdOptions) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(
-        root_certificates=await _read("ca", options.ca),
-        private_key=await _read("key", options.key),
-        certificate_chain=await _read("cert", options.cert),
-    )
+async def _read_tls(options: EtcdOptions) -> TlsFiles:
+    return TlsFiles(await _read("ca", options.ca), await _read("key", options.key), await _read("cert", options.cert))
 
 
 async def _read(name: str, path: str | os.PathLike[str] | None) -> bytes | None:

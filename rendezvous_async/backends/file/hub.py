@@ -79,7 +79,7 @@ class Hub:
         self._observer = Observer()
         self._observed = 0
         self._changed_at = self._check_at = time.monotonic()
-        self._breathe_until = 0.0
+        self._listen_at = 0.0
         self._unfinished: tuple[int, float] | None = None
         self._inotify: Inotify | None = None
         self._of_log: int | None = None
@@ -217,8 +217,8 @@ class Hub:
         """Wait for jobs, inotify events or the next check; shortly after events, ignore further ones."""
         now = time.monotonic()
         until, poll = self._check_at, self._poll
-        if now < self._breathe_until:
-            until, poll = min(until, self._breathe_until), self._deaf_poll
+        if now < self._listen_at:
+            until, poll = min(until, self._listen_at), self._deaf_poll
         return [fd for fd, _ in poll.poll(max(0.0, until - now) * 1000)]
 
     def _subscribe(self) -> None:
@@ -234,9 +234,7 @@ class Hub:
     def _notices(self) -> tuple[bool, set[str]]:
         """Read inotify events; return whether the log has changed, and the sessions whose files were closed."""
         assert self._inotify is not None
-        self._breathe_until = time.monotonic() + min(
-            BREATH + BREATH_PER_SESSION * self.ledger.table.sessions, MAX_BREATH
-        )
+        self._listen_at = time.monotonic() + min(BREATH + BREATH_PER_SESSION * self.ledger.table.sessions, MAX_BREATH)
         is_noticed, dying = False, set()
         for mark, name in self._inotify.read():
             if mark == self._of_sessions:

@@ -1,4 +1,4 @@
-"""Resolves names to addresses, tells which are local, and listens on all of them or on none."""
+"""Names and addresses, listening on all addresses of a name or on none, and what the kernel knows of a peer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import errno
 import ipaddress
 import socket
+import struct
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +16,12 @@ import msgspec
 from rendezvous_async.backends.system import system
 from rendezvous_async.settings import format_address
 
-__all__ = ["Address", "host_of", "listen_on", "resolve", "watch_for_dead_peer"]
+__all__ = ["Address", "host_of", "listen_on", "resolve", "silence_of", "watch_for_dead_peer"]
 
 BACKLOG = 4096
 _PORT_TRIES = 20
+_LAST_DATA_RECEIVED = 52
+"""The offset of ``tcpi_last_data_recv`` in Linux's ``struct tcp_info``: milliseconds, in 32 bits."""
 
 
 class Address(msgspec.Struct, frozen=True, order=True):
@@ -164,3 +168,14 @@ def watch_for_dead_peer(sock: socket.socket) -> None:
     for option, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def silence_of(sock: socket.socket) -> float:
+    """Return the seconds since the kernel last received data from the peer; 0.0 where the kernel does not tell."""
+    if sys.platform != "linux":
+        return 0.0
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED + 4)
+    except OSError:  # not a TCP socket
+        return 0.0
+    return float(struct.unpack_from("=I", info, _LAST_DATA_RECEIVED)[0]) / 1000

@@ -29,10 +29,12 @@ function nodes(run) {
   const head = make("thead");
   head.append(row("th", ["Node", "Role", "Rank", "Address", "Last keep-alive"]));
   const body = make("tbody");
+  const unlabelled = new Set(run.status.unlabelled);
   for (const node of run.status.here.slice(0, SHOWN_NODES)) {
     const coordinates = node.node === run.status.coordinator ? " (coordinator)" : "";
     const rank = node.rank === null ? "–" : String(node.rank);
-    const cells = [node.node + coordinates, node.role, rank, node.address, ago(run.last_seen[node.node])];
+    const role = node.role + (unlabelled.has(node.node) ? ", no label " + run.status.settings.domain : "");
+    const cells = [node.node + coordinates, role, rank, node.address, ago(run.last_seen[node.node])];
     body.append(row("td", cells, ["", node.role]));
   }
   for (const node of run.status.absent.slice(0, SHOWN_NODES)) {
@@ -51,13 +53,22 @@ function stateOf(status) {
   return status.phase === "formed" && unsettled ? "re-forming" : status.phase;
 }
 
+function sizesOf(status) {
+  const { min_nodes: min, max_nodes: max, step } = status.settings;
+  if (min === max) return min + (min === 1 ? " node" : " nodes");
+  return (step === 1 ? min + " to " + max : status.spec.nodes) + " nodes";
+}
+
 function factsOf(status) {
-  const { min_nodes: min, max_nodes: max } = status.settings;
-  const facts = ["round " + status.round, min === max ? min + (min === 1 ? " node" : " nodes") : min + " to " + max + " nodes", status.here.length + " here"];
+  const facts = ["round " + status.round, sizesOf(status)];
+  if (status.spec.target !== null) facts.push("target " + status.spec.target);
+  if (status.spec.generation) facts.push("generation " + status.spec.generation);
+  facts.push(status.here.length + " here");
   for (const role of ["back", "waiting", "spare", "foreign"]) {
     const count = status.here.filter((node) => node.role === role).length;
     if (count) facts.push(count + " " + role);
   }
+  if (status.held_back) facts.push(status.held_back + " held back");
   return facts.join(" · ");
 }
 

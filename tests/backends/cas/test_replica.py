@@ -293,6 +293,25 @@ def test_a_session_that_was_opened_for_nobody_is_ended() -> None:
     run(main, seed=3)
 
 
+def test_a_session_whose_opening_was_given_up_before_its_answer_is_ended() -> None:
+    """However far the write was: not begun, made, or answered."""
+
+    async def main() -> None:
+        value = MemoryValue()
+        async with client(slow(value, latency=1.0)) as backend, client(value, 2) as other:
+            await backend.commit(Put("a", b""))
+            opened = 0
+            for moment in range(1, 60):
+                with anyio.move_on_after(0.05 * moment):
+                    await backend.open_session(3600)
+                    opened += 1
+            assert 0 < opened < 50, "some were given up, and some were not"
+            await anyio.sleep(10)
+            assert await sessions_in(other) == opened
+
+    run(main, seed=3)
+
+
 async def sessions_in(backend: Backend) -> int:
     assert isinstance(backend.driver, CasDriver)
     await backend.list("")

@@ -183,7 +183,7 @@ class Drill:
         self._wake = wake
 
     def add(self, make: Callable[[float], object]) -> None:
-        """Put a record made at this moment into the history, and tell who waits for something to happen."""
+        """Add a record with the present time to the history, and wake the waiters."""
         self.history.add(make(anyio.current_time()))  # type: ignore[arg-type]
         self._news.fire()
 

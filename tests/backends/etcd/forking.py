@@ -1,6 +1,7 @@
 """A program that uses etcd and forks: ``python -m tests.backends.etcd.forking ENDPOINT HOW``; prints how children end.
 
-HOW is ``async`` (forks in a running loop) or ``sync`` (the loop runs in the background thread of the blocking facade).
+HOW is ``async`` (forks in a running loop), ``sync`` (the loop runs in the background thread of the blocking facade) or
+``garbage`` (forks when everything is closed and not yet collected).
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ def rest() -> None:
 
 def apart(work: Callable[[], None]) -> None:
     """Do it in another thread, since this one has a running loop, and raise its error here."""
-    errors: list[RendezvousConnectionError] = []
+    errors: list[Exception] = []
 
     def run() -> None:
         try:
             work()
-        except RendezvousConnectionError as error:
+        except Exception as error:
             errors.append(error)
 
     thread = threading.Thread(target=run)
@@ -63,8 +64,16 @@ def apart(work: Callable[[], None]) -> None:
 
 
 async def use(endpoint: str) -> None:
+    """Do everything that needs a call or a stream."""
     async with open_backend(endpoint, run_id="child") as backend:
-        await backend.commit(Put("a", b"1"))
+        session = await backend.open_session(60)
+        await session.keep_alive()
+        async with backend.watch("b") as watch:
+            await anext(watch)
+            await backend.commit(Put("b", b"1", session.id))
+            assert [entry.value for entry in (await anext(watch)).entries] == [b"1"]
+            await session.aclose()
+            assert [entry.value for entry in (await anext(watch)).entries] == [None]
 
 
 async def fork_in_loop(endpoint: str) -> None:
@@ -88,6 +97,21 @@ async def use_again(backend: Backend) -> None:
     await backend.get("a")
 
 
+def fork_with_garbage(endpoint: str) -> None:
+    """Use etcd again and again, and leave what was used to the garbage collectors of the children."""
+    gc.disable()
+    place = endpoint.removeprefix("etcd://")
+    for number in range(CHILDREN):
+        handler = create_handler(RendezvousParameters("async-etcd", place, f"garbage-{number}", 1, 1))
+        handler.next_rendezvous()
+        handler.shutdown()
+        del handler
+        fork("rest", rest)
+    gc.enable()
+    gc.collect()
+    print("parent 0", flush=True)
+
+
 def fork_beside_loop(endpoint: str) -> None:
     place = endpoint.removeprefix("etcd://")
     handler = create_handler(RendezvousParameters("async-etcd", place, "parent", 1, 1))
@@ -106,7 +130,10 @@ def fork_beside_loop(endpoint: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[2] == "async":
-        anyio.run(fork_in_loop, sys.argv[1])
-    else:
-        fork_beside_loop(sys.argv[1])
+    match sys.argv[2]:
+        case "async":
+            anyio.run(fork_in_loop, sys.argv[1])
+        case "garbage":
+            fork_with_garbage(sys.argv[1])
+        case _:
+            fork_beside_loop(sys.argv[1])

@@ -97,7 +97,7 @@ async def test_an_error_that_nobody_waits_for_is_no_news(etcd: EtcdCluster) -> N
         for turns in TURNS:
             await give_up(lambda: backend.end_session("1"), turns)  # there is no such lease
     gc.collect()
-    # gRPC may tell this loop of calls that an earlier one has cancelled: that is no concern of ours.
+    # gRPC may report calls to this loop that an earlier loop has cancelled; ignore those.
     assert [message for message in news if "never retrieved" in message] == []
 
 

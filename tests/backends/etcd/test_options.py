@@ -22,7 +22,7 @@ from rendezvous_async.testing.etcd import EtcdCluster
         ("etcd://h", {"connect_timeout": float("inf")}, "connect_timeout must be a positive, finite"),
         ("etcd://h?user=me", {}, "both user and password"),
         ("etcd://h", {"password": "x"}, "both user and password"),
-        ("etcd://h", {"namespace": "/"}, "namespace must be a text that is not empty"),
+        ("etcd://h", {"namespace": "/"}, "namespace must be a non-empty string"),
         ("etcd://h", {"namespace": "a//b"}, "single slashes"),
         ("etcd://h", {"ca": "/ca.pem"}, "certificates are for etcds://"),
         ("etcds://h", {"cert": "/cert.pem"}, "both cert and key"),

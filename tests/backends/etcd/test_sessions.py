@@ -121,7 +121,7 @@ async def test_losing_etcd_for_longer_than_the_ttl(wiped: bool) -> None:
         etcd.members[0].start()
         await anyio.to_thread.run_sync(etcd.wait_ready)
         with anyio.fail_after(10):
-            # As the handler does: whoever is out ends what it had, and begins anew.
+            # As the handler does: a node that is out ends its session and starts over.
             await session.aclose()
             assert [(entry.key, entry.value) for entry in (await anext(watch)).entries] == [("nodes/a", None)]
             with pytest.raises(RendezvousSessionError):

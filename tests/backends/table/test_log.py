@@ -556,7 +556,7 @@ def test_after_a_failed_sync_only_a_new_file_is_trusted(
 
 
 def fill(log: Log, count: int, size: int = 1000) -> None:
-    """Commit so many values, each to a key of its own, and append that."""
+    """Commit ``count`` values, each to a key of its own, and append that."""
     puts = [Put(f"fill/{log.table.revision}/{number}", b"x" * size) for number in range(count)]
     record = Committed(tuple(puts))
     log.table.commit(record.writes)

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -39,6 +39,19 @@ class Certificates:
     @property
     def tls_options(self) -> dict[str, Any]:
         return {"tls_ca": self.ca, "tls_cert": self.cert}
+
+
+@asynccontextmanager
+async def answering(
+    talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[str]:
+    """A fake server that has this conversation with every client; yields its endpoint."""
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    try:
+        yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}?is_host=false"
+    finally:
+        server.close()
+        await server.wait_closed()
 
 
 async def connect(endpoint: str, run_id: str = "run", **options: Any) -> Backend:

@@ -89,7 +89,7 @@ async def join_all(nodes: list[rdzv.Rendezvous]) -> None:
 
 
 async def bill_of(endpoint: str, bill: Bill, count: int) -> tuple[dict[str, float], int]:
-    """Return the cost per node of a first and of a second round of so many nodes, and how often the second was told.
+    """Return the cost per node of a first and of a second round, and how often members were told in the second.
 
     In a second round members are told each tenth of a second how many wait, so on a slow machine more often.
     """

@@ -26,7 +26,7 @@ def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def work(name: str, pieces: int, done: list[str]) -> Callable[[float], bool]:
-    """A job of so many pieces, each of which takes a whole slice."""
+    """A job of several pieces, each of which takes a whole slice."""
     left = pieces
 
     def job(end: float) -> bool:
@@ -157,7 +157,7 @@ class Watched:
         self.done: list[str] = []
 
     def job(self, name: str, pieces: int, seconds: float) -> Callable[[float], bool]:
-        """A job of so many pieces, each of which takes so long; it stops where its slice is over."""
+        """A job of several pieces that take equally long; it stops where its slice is over."""
         left = pieces
 
         def job(end: float) -> bool:

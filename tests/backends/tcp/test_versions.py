@@ -14,7 +14,7 @@ from rendezvous_async.backends.base import Put
 from rendezvous_async.backends.tcp import serve, versions, wire
 from rendezvous_async.backends.tcp.auth import Secret, new_nonce, prove, verify
 from rendezvous_async.errors import RendezvousConnectionError
-from tests.backends.tcp.support import RawClient, ServerProcess, connected
+from tests.backends.tcp.support import RawClient, ServerProcess, answering, connected
 
 SECRET = "secret"
 KEY = Secret.parse(SECRET).key
@@ -122,12 +122,8 @@ async def knowing_server(challenge: int, welcome: int, *more: wire.AnyMessage) -
         finally:
             writer.close()
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
-    try:
-        yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}?is_host=false"
-    finally:
-        server.close()
-        await server.wait_closed()
+    async with answering(talk) as endpoint:
+        yield endpoint
 
 
 @pytest.mark.usefixtures("two_versions")

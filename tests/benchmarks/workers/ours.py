@@ -1,4 +1,4 @@
-"""Some nodes of ours, as tasks of one event loop.
+"""Some nodes of this library, as tasks of one event loop.
 
 python -m tests.benchmarks.workers.ours COUNT ENDPOINT RUN_ID NODES [KEEP_ALIVE_INTERVAL [LAST_CALL]]
 """

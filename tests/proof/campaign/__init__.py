@@ -15,7 +15,9 @@ killed and the others must learn of it, and everything ends.
     namespaces.py   processes behind a link of their own that can be cut, where the machine allows it
     disks.py        a small disk that can be full, and syncs that fail
     stage.py        what a backend is made of here: servers, endpoints, what can be done to it (stage_*.py)
-    follower.py     every commit of a backend in its order, read behind the library's back
+    follower.py     every commit of a backend in its order, read without the library's client
+    aof.py          the same for the value in a Redis, from its append-only file
+    redis_scheme.py the scheme of the endpoint on that stage
     faults.py       what can happen to whom, drawn from the seed
     performer.py    who plays in an act, process after process
     recorder.py     gathers what happened

@@ -60,7 +60,7 @@ class Act:
         self.looked: Counter[str] = Counter()
         self.rounds = 0
         self.told: float | None = None
-        # A process may be late for its own clock when the machine is busy: that is no fault of the library.
+        # A process may be late by its own clock when the machine is busy; the library is not to blame for that.
         history = History(plan.min_nodes, plan.max_nodes, plan.ttl + 2 * plan.pace)
         self.recorder = Recorder(stage, f"act-{seed}", history)
         self._rng = random.Random(seed)
@@ -110,7 +110,7 @@ class Act:
 
     async def _play(self) -> None:
         for performer in self.performers:
-            await performer.start(anew=False)
+            await performer.start(fresh=False)
         await self._settle("at the beginning")
         await self._disturb()
         for performer in self.performers:
@@ -204,7 +204,7 @@ class Act:
             await self._await_end(actor)
         if closing:  # Closed is final, also for one who comes late.
             late = next(actor for actor in self.performers if actor.child.killed)
-            await late.start(anew=True)
+            await late.start(fresh=True)
             await self._await_end(late)
         self.recorder.look()
         self._check_ends(closing)

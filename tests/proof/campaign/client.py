@@ -203,7 +203,7 @@ class ClientProcess:
     # Watches
 
     async def _watch(self) -> None:
-        """Watch everything; now and then stop, and begin anew or where it stopped."""
+        """Watch everything; now and then stop, and start over or resume."""
         number = 0
         while True:
             number += 1

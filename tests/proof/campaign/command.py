@@ -14,11 +14,13 @@ __all__ = ["add_options", "run"]
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
-    parser.add_argument("--backend", choices=("tcp", "hosted", "etcd", "file"), required=True, help="what to play on")
-    parser.add_argument("--minutes", type=float, default=10.0, help="begin no act after so many (default 10)")
+    parser.add_argument(
+        "--backend", choices=("tcp", "hosted", "etcd", "file", "cas"), required=True, help="what to play on"
+    )
+    parser.add_argument("--minutes", type=float, default=10.0, help="begin no act after this many (default 10)")
     parser.add_argument("--seed", type=int, default=0, help="of all faults (default 0)")
     parser.add_argument("--first", type=int, default=1, help="the number of the first act (default 1)")
-    parser.add_argument("--acts", type=int, default=None, help="play no more than so many acts")
+    parser.add_argument("--acts", type=int, default=None, help="play at most this many acts")
     parser.add_argument("--pace", type=float, default=1.0, help="how slow this machine is (default 1)")
     parser.add_argument("--keep", type=Path, default=None, help="where histories of a breach go (default: temporary)")
 

@@ -36,7 +36,7 @@ class Actor(Protocol):
     place: Place
     child: Child
 
-    async def start(self, *, anew: bool) -> None:
+    async def start(self, *, fresh: bool) -> None:
         """Start its next process, with a new name or the old one."""
 
 
@@ -84,7 +84,7 @@ async def _kill(scene: Scene, rng: random.Random, *, is_node: bool) -> bool:
 async def _end(actor: Actor | None, scene: Scene, rng: random.Random, how: Literal["crash", "stop"]) -> bool:
     if actor is None:
         return False
-    pause, anew = 3 * rng.random(), rng.random() < 0.5
+    pause, fresh = 3 * rng.random(), rng.random() < 0.5
     actor.busy = True
     scene.note(how, actor)
     if how == "crash":
@@ -94,9 +94,9 @@ async def _end(actor: Actor | None, scene: Scene, rng: random.Random, how: Liter
         if not await actor.child.ended_within(STOP * scene.stage.pace):
             raise BrokenGuaranteeError("everything_ends", f"{actor} was told to and did not end")
     await anyio.sleep(pause)
-    if not anew:
+    if not fresh:
         scene.note("restart", actor)
-    await actor.start(anew=anew)
+    await actor.start(fresh=fresh)
     actor.busy = False
     return True
 

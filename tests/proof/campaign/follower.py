@@ -1,4 +1,4 @@
-"""Every commit of a backend in its order, read behind the library's back: from the log on the disk, or from etcd.
+"""Every commit of a backend in its order, read without the library's client: from the log on the disk, or from etcd.
 
 What a client was told is judged by this: it is what a restart would find. ``poll()`` returns what is new. The log is
 the same for the TCP server and for the file backend; a file that is compacted is read to its end before the next one.

@@ -65,7 +65,7 @@ class Links:
         return f"<Links {self.links or self.why_not}>"
 
     def make(self, namespaces: int, ways: int = 1) -> None:
-        """Make so many namespaces with so many ways into each, or none; the ways into one follow each other."""
+        """Make this many namespaces with this many ways into each, or none; the ways into one are consecutive."""
         for index in range(namespaces):
             for way in range(ways):
                 if (failure := self._make(self._first + index * ways, way)) is not None:

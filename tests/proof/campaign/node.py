@@ -1,7 +1,7 @@
 """A node's process: it joins, holds its world and writes to its store, and joins again when the world changes.
 
 ``python -m tests.proof.campaign.node '<Options as JSON>'``. Lines on its standard input tell it to be
-``calm`` (do nothing of its own accord that makes the others form again) and to ``close`` the run; when its input ends,
+``calm`` (do nothing by itself that makes the others re-form) and to ``close`` the run; when its input ends,
 so does it, so that no node outlives its campaign. SIGTERM lets it leave in good order.
 """
 

@@ -48,7 +48,7 @@ class Performer:
     Attributes:
         name: The node's id, or the client's name.
         busy: Whether something is being done to it.
-        calm: Whether its next process is to do nothing of its own accord that makes the others form again.
+        calm: Whether its next process must not make the others re-form by itself.
         child: Its present process.
     """
 
@@ -68,10 +68,10 @@ class Performer:
     def __repr__(self) -> str:
         return f"<Performer {self.name} {getattr(self, 'child', None)!r}>"
 
-    async def start(self, *, anew: bool) -> None:
+    async def start(self, *, fresh: bool) -> None:
         """Start its next process; a client always has a new name, so that no two values are ever equal."""
         self._generation += 1
-        if anew or not self.is_node:
+        if fresh or not self.is_node:
             self.name = f"{self._base}.{self._generation}"
         plan, recorder = self._plan, self._recorder
         self.child = Child(f"{self._base}~{self._generation}", self._folder, self.place.prefix)

@@ -110,7 +110,7 @@ class Recorder:
             del self.believed[line.node]
 
     def dump(self) -> bytes:
-        """Return the commits to the clients' run, a line each, for somebody who must find out what went wrong."""
+        """Return the commits to the clients' run, a line each, for finding out what went wrong."""
         return b"\n".join(map(msgspec.json.encode, self.commits))
 
 

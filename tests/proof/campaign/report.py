@@ -16,13 +16,16 @@ from rendezvous_async.testing.checks import CHECKS
 from tests.proof.campaign.act import Act
 from tests.proof.campaign.performer import Plan
 from tests.proof.campaign.stage import FileStage, Stage
+from tests.proof.campaign.stage_cas import CasStage
 from tests.proof.campaign.stage_etcd import EtcdStage
 from tests.proof.campaign.stage_tcp import HostedStage, TcpStage
 from tests.proof.campaign.verdict import DATA_CHECKS
 
 __all__ = ["STAGES", "Result", "run_campaign"]
 
-STAGES: dict[str, type[Stage]] = {stage.name: stage for stage in (TcpStage, HostedStage, EtcdStage, FileStage)}
+STAGES: dict[str, type[Stage]] = {
+    stage.name: stage for stage in (TcpStage, HostedStage, EtcdStage, FileStage, CasStage)
+}
 
 
 class Result(msgspec.Struct):
@@ -87,11 +90,11 @@ async def run_campaign(
     """Play acts until the time is over, or one breaks a promise.
 
     Args:
-        backend: ``tcp``, ``hosted``, ``etcd`` or ``file``.
+        backend: ``tcp``, ``hosted``, ``etcd``, ``file`` or ``cas``.
         seed: Of everything random.
-        minutes: After so many no act is begun any more.
+        minutes: No act begins after this many.
         first: The number of the first act; each act has a seed of its own, made of the campaign's and its number.
-        acts: Play no more than so many.
+        acts: How many acts to play at most.
         plan: How large an act is.
         keep: Where to put what an act with a breach has left; by default a new temporary folder.
         say: Told how far it is.

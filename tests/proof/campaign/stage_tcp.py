@@ -1,7 +1,7 @@
 """The TCP server as a stage: a process of its own, or hosted by whichever node or client finds nobody serving.
 
-Its process has a secret, so that every reconnection proves it anew; the hosted one has none. Both keep everything in a
-data directory, so that nothing acknowledged may be lost.
+Its process has a secret, which every reconnection proves again; the hosted one has none. Both keep everything in a data
+directory, so that nothing acknowledged may be lost.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import os
 import random
 import resource
 import signal
-import socket
-from contextlib import suppress
 
 import anyio
 import msgspec
@@ -21,7 +19,7 @@ from tests.proof.campaign.follower import LogFollower
 from tests.proof.campaign.processes import Child
 from tests.proof.campaign.records import Up
 from tests.proof.campaign.server import Options
-from tests.proof.campaign.stage import Place, Stage, StageFault
+from tests.proof.campaign.stage import Place, Stage, StageFault, free_port
 
 __all__ = ["HostedStage", "TcpStage"]
 
@@ -30,8 +28,6 @@ START = 80.0
 LINGER = 4.0
 """Seconds that a host which is to end serves on for the others: not all of them go in that time."""
 PATIENCE = 15.0
-PORTS = range(20000, 32000)
-"""Below those that the system gives to clients: a port must be free again when its server comes back."""
 
 
 class TcpStage(Stage):
@@ -59,7 +55,7 @@ class TcpStage(Stage):
     async def _set_up(self) -> None:
         self._disk = await self._make_disk()
         self._data = self._disk.path / "data"
-        self._port = _free_port(random.Random(os.getpid()))
+        self._port = free_port(random.Random(os.getpid()))
         self._pause = 0.0
         self._ending = False
         self._server = Child("server", self.folder)
@@ -155,15 +151,7 @@ class HostedStage(Stage):
 
     async def _set_up(self) -> None:
         self._data = self.folder / "data"
-        self.hosted_port = _free_port(random.Random(os.getpid()))
+        self.hosted_port = free_port(random.Random(os.getpid()))
         self.follower = LogFollower(self._data / LOG_NAME)
         self._stack.callback(self.follower.close)
         self.places = [Place(self.endpoint, []) for _ in range(self._count)]
-
-
-def _free_port(rng: random.Random) -> int:
-    while True:
-        port = rng.choice(PORTS)
-        with socket.socket() as sock, suppress(OSError):
-            sock.bind(("127.0.0.1", port))
-            return port

@@ -6,11 +6,12 @@
 
 and, for everything, ``python -m tests.proof.model`` (with ``--quick``: what the tests explore each time).
 
-What decides is the real thing: ``core.duty``, the coordinator's machine, with the rules, tally and ranks that it goes
-by, and ``rules.admit`` and ``rules.change_of`` for the nodes. Around it are nodes that come, look, return, leave, die
-and lose their sessions; coordinators, several of which may believe that they hold the post, that read and write step
-by step; commits and records that are applied long after their authors gave up; and time that passes as it likes.
-``Budget`` says how much trouble there may be, ``Config`` how many nodes and rounds.
+The decisions are made by the real code: ``core.duty``, the coordinator's machine, with its rules, tally and ranks, and
+``rules.admit`` and ``rules.change_of`` for the nodes. The model adds what surrounds them: nodes that come, look,
+return, leave, die and lose their sessions; coordinators that read and write step by step, several of which may believe
+that they hold the post; commits and records that are applied long after their authors gave up; and time that passes at
+any speed. How a node's first commit founds a run (``core.arrival``) is not part of it: here the run exists from the
+start. ``Budget`` says how much trouble there may be, ``Config`` how many nodes and rounds.
 
 * ``values``: a state, as nested values
 * ``protocol``: rows as records and back, and what nodes read from them
@@ -20,8 +21,8 @@ by step; commits and records that are applied long after their authors gave up; 
 * ``checks``: the guarantees
 * ``explore``: breadth first through all of it; a broken check comes with the shortest way to it, in words
 
-Beyond the guarantees one check is of progress: from every state, if the trouble stops there, some way leads to a round
-in which everybody has a place or is a spare, to the close, or to the last round that the configuration allows.
+Beyond the guarantees, one check is of progress: from every state, if there is no more trouble, some path leads to a
+round in which every node has a place or is a spare, to the close, or to the last round that the configuration allows.
 """
 
 from tests.proof.model.checks import CHECKS

@@ -1,7 +1,7 @@
-"""The canonical form of a state: two states that differ only in names, or in what nobody can tell, are one.
+"""The canonical form of a state: two states that differ only in names, or in what makes no difference, are one.
 
-* Revisions: who remembers one that is no longer current remembers ``PAST``. A commit under way that compares such a
-  one is refused whenever it comes; it is dropped at once.
+* Revisions: one that is no longer current is remembered as ``PAST``. A commit in flight that compares such a revision
+  is refused whenever it arrives, so it is dropped at once.
 * What a node at the barrier has seen is kept only while it can still make a difference: a head whose attempt has given
   this arrival a seat, or a seat whose attempt the head may yet name.
 * A seat in the store whose attempt can no longer be named by any head is only something to be deleted.
@@ -52,10 +52,10 @@ def canonical(state: State) -> State:
     if len(set(keys)) == len(keys):
         if order == list(range(len(keys))):
             return state
-        return _Renaming(None, None, order).state(state)
+        return Renaming(None, None, order).state(state)
     ties = [list(permutations(group)) for _, group in groupby(order, key=keys.__getitem__)]
     choices = ([node for group in choice for node in group] for choice in product(*ties))
-    return min((_Renaming(None, None, choice).state(state) for choice in choices), key=encode)
+    return min((Renaming(None, None, choice).state(state) for choice in choices), key=encode)
 
 
 def compact(state: State) -> State:
@@ -65,7 +65,7 @@ def compact(state: State) -> State:
     orders = _gapless(orders_of(state))
     if attempts is None and orders is None:
         return state
-    return _Renaming(attempts, orders, None).state(state)
+    return Renaming(attempts, orders, None).state(state)
 
 
 def _up_to_date(state: State) -> State:
@@ -115,7 +115,7 @@ def _relevant(state: State) -> State:
 
 
 def _planned(state: State) -> dict[int, list[tuple[int, SeatRow]]]:
-    """Return the attempts that a head may name yet, each with the seats that it gives."""
+    """Return the attempts that a head may still name, each with the seats that it gives."""
     planned: dict[int, list[tuple[int, SeatRow]]] = {}
     for duty in state.duties:
         if duty is not None and duty.plan is not None:
@@ -193,7 +193,7 @@ def _gapless(found: set[int]) -> dict[int, int] | None:
     return {name: number for number, name in enumerate(sorted(found), 1)}
 
 
-class _Renaming:
+class Renaming:
     """Gives attempts, orders and nodes other names, everywhere; ``nodes`` lists who comes first, second and so on."""
 
     def __init__(self, attempts: dict[int, int] | None, orders: dict[int, int] | None, nodes: list[int] | None) -> None:

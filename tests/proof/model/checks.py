@@ -6,9 +6,12 @@ the store holds with ``State.worlds``, which tells what was formed and which no 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from rendezvous_async.core.rules import Change
+from rendezvous_async.core.shape import largest_size
 from tests.proof.model.protocol import Protocol
 from tests.proof.model.values import (
     BARRIER,
@@ -28,7 +31,12 @@ __all__ = ["CHECKS", "broken_by", "broken_in", "is_settled"]
 
 ONE_WORLD = "at most one world per round number"
 ROUNDS_GROW = "round numbers only grow"
-SIZE = "min <= size <= max"
+SIZE = "a round has a size that the head allowed when it formed"
+WHOLE = "a round has whole domains, with contiguous ranks"
+SPEC = "what holds for the run changes only by scaling"
+KEPT = "a member is told of another size only if a smaller valid world can be made of its own"
+IN_VAIN = "newcomers count only if a larger world can come, and are let in only when it is time"
+LET_IN = "newcomers who were let in are not held back again"
 RANKS = "ranks are exactly 0 to size - 1"
 AT_THE_BARRIER = "only an arrival at the barrier is in the round"
 ACCOUNTED = "a round forms only when every member of the last one has returned, left or lost its session"
@@ -43,6 +51,11 @@ CHECKS = (
     ONE_WORLD,
     ROUNDS_GROW,
     SIZE,
+    WHOLE,
+    SPEC,
+    KEPT,
+    IN_VAIN,
+    LET_IN,
     RANKS,
     AT_THE_BARRIER,
     ACCOUNTED,
@@ -64,6 +77,15 @@ def broken_by(before: State, after: State, protocol: Protocol) -> Iterator[tuple
         yield CLOSED, f"the head of round {new.round} is open again"
     if new.round < old.round and not wiped:
         yield ROUNDS_GROW, f"the head went from round {old.round} to {new.round}"
+    if new.spec != old.spec and not wiped and before.budget.scale == after.budget.scale:
+        yield SPEC, f"the head went from spec {old.spec} to {new.spec}, and nobody has scaled the run"
+    if new.held_back and old.waiting > old.returned and new.round == old.round and not wiped:
+        yield LET_IN, f"{new.held_back} newcomers of {old.waiting} who wait are held back"
+    if protocol.config.by_hand and before.budget.grow == after.budget.grow and not new.returned and not new.lost:
+        everybody = _largest(after, range(len(after.nodes)), new.spec, protocol)
+        complete = everybody == protocol.shapes[new.spec].most
+        if new.waiting and not old.waiting and new.formed and not complete:
+            yield IN_VAIN, f"{new.waiting} newcomers were let in, and nobody had asked for it"
     if new.attempt != old.attempt and not wiped:
         yield from _formed_wrongly(before, after, protocol)
     for node, (was, row) in enumerate(zip(before.nodes, after.nodes, strict=True)):
@@ -83,8 +105,16 @@ def _formed_wrongly(before: State, after: State, protocol: Protocol) -> Iterator
         known = max(row.last_round, row.held[0] if row.held is not None else 0)
         if row.phase not in (OUT, DONE) and head.round <= known:
             yield ONE_WORLD, f"round {head.round} was formed, and n{node} held one of that number before"
-    if not config.min_nodes <= head.size <= config.max_nodes:
+    shape = protocol.shapes[before.head.spec]
+    if head.size not in shape.sizes.allowed or head.size > (shape.target or head.size):
         yield SIZE, f"round {head.round} has the size {head.size}"
+    members = {node: seat for node, seat in enumerate(world.seats) if seat is not None}
+    if config.domains:
+        by_rank = [after.nodes[node].domain for _, node in sorted((seat[1], node) for node, seat in members.items())]
+        counts = Counter(by_rank)
+        torn = len([domain for domain, _ in groupby(by_rank)]) > len(counts)
+        if torn or 0 in by_rank or any(count % config.per_domain for count in counts.values()):
+            yield WHOLE, f"round {head.round} has, by rank, members of the domains {by_rank}"
     ranks = sorted(seat[1] for seat in world.seats if seat is not None)
     if ranks != list(range(head.size)):
         yield RANKS, f"round {head.round} of size {head.size} has the ranks {ranks}"
@@ -100,6 +130,14 @@ def _formed_wrongly(before: State, after: State, protocol: Protocol) -> Iterator
         record = before.records[node]
         if member is not None and record is not None and record.arrival == member[0]:
             yield ACCOUNTED, f"round {head.round} was formed while n{node} held round {before.head.round}"
+
+
+def _largest(state: State, nodes: Sequence[int], spec: int, protocol: Protocol) -> int:
+    """Return the size of the largest valid world of these nodes; 0 if there is none."""
+    domains = {"": len(nodes)}
+    if protocol.config.domains:
+        domains = Counter(str(state.nodes[node].domain) for node in nodes if state.nodes[node].domain)
+    return largest_size(domains, protocol.shapes[spec])
 
 
 def _joined_wrongly(after: State, node: int, row: NodeRow) -> Iterator[tuple[str, str]]:
@@ -118,6 +156,10 @@ def broken_in(state: State, protocol: Protocol) -> Iterator[tuple[str, str]]:
     """Yield each check that does not hold in a state, with what was seen."""
     head = protocol.stamped(state.head, state.revision)
     world = _world(state, head.attempt)
+    if head.formed and head.waiting > head.returned and not head.lost:
+        everybody = _largest(state, range(len(state.nodes)), head.spec, protocol)
+        if everybody <= head.size:
+            yield IN_VAIN, f"{head.waiting} wait for a world larger than {head.size}, and all nodes make {everybody}"
     marker = ((head.round, head.attempt),) if head.round else ()
     if state.markers != marker or (head.round and head.token != head.attempt):
         yield FENCED, f"the markers are {state.markers} with the round's token {head.token}, and must be {marker}"
@@ -161,6 +203,11 @@ def _believes_wrongly(
     holds = attempt == state.head.attempt and record is not None and record.arrival == row.arrival
     if holds and change is Change.EVICTED:
         yield TOLD, f"n{node} holds round {round}, and is told that it is out"
+    if change is Change.RESIZED:
+        shape = protocol.shapes[state.head.spec]
+        valid = [each for each in shape.sizes.allowed if each <= (shape.target or each) and not each % shape.per_domain]
+        if size in valid or min(valid) > size:
+            yield KEPT, f"n{node} is told that {size} does not fit {valid} any more"
     if attempt != state.head.attempt and change not in (Change.EVICTED, Change.CLOSED):
         yield TOLD, f"n{node} of round {round} is told {change} of round {state.head.round}"
 
@@ -169,12 +216,15 @@ def is_settled(state: State, protocol: Protocol) -> bool:
     """Tell whether there is nothing left to wait for: closed, too few nodes, the last round, or all are in or spare."""
     head, config = state.head, protocol.config
     there = [row for row in state.nodes if row.phase not in (OUT, DONE)]
-    if head.closed or len(there) < config.min_nodes:
+    here = [node for node, row in enumerate(state.nodes) if row.phase not in (OUT, DONE)]
+    largest = _largest(state, here, head.spec, protocol)
+    if head.closed or not largest:
         return True
     if max(head.round, *(max(row.last_round, row.held[0] if row.held else 0) for row in there)) >= config.rounds:
         return True
     inside = [row.held is not None and row.held[4] == head.attempt and bool(row.open) for row in there]
-    return head.round > 0 and sum(inside) == head.size and (all(inside) or head.size == config.max_nodes)
+    grows = head.size < largest and (not config.by_hand or head.waiting)
+    return head.round > 0 and sum(inside) == head.size <= largest and not grows
 
 
 def _world(state: State, attempt: int) -> World | None:

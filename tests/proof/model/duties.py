@@ -1,15 +1,15 @@
-"""What coordinators do, move by move: the real machine, ``core.duty.Duty``, brought to where a row says that it is.
+"""What coordinators do, move by move: the real machine, ``core.duty.Duty``, brought to the state that a row describes.
 
-Each read and each commit is a move of its own, so anything can happen in between. A coordinator learns of each record
-on its own and in its own time, and of another head when it likes. One that lost its post goes on as if it had not,
-until a commit is refused or it learns of it. A commit may stay without an answer: then its author ends its duty and
-gives the post back, and both commits are on the way, to be applied at any later moment or never; if the post is still
-this node's, it may begin again meanwhile.
+Each read and each commit is a separate move, so anything can happen in between. A coordinator learns of each record
+separately and at any time, and of a new head at any time. One that lost its post goes on as if it had not, until a
+commit is refused or it learns of the loss. A commit may get no answer: then its author ends its duty and gives the post
+back, and both commits are in flight, to be applied at any later moment or never; if the post is still this node's, it
+may begin again meanwhile.
 
-Rows and not machines are part of a state, since rows are cheap to hash, and can be renamed. What a machine does at a
-row is remembered. Two things are simpler than in ``node.coordinator``, and lose nothing. A coordinator that reads all
-again is one that has not begun. And time is nobody's: one that waits until a time may find at any moment that it has
-come, so its notes are not part of a state, and a wait is always followed to its end.
+States hold rows and not machines, since rows are cheap to hash and can be renamed. What a machine does at a row is
+cached. Two things are simpler than in ``node.coordinator``, without losing anything. A coordinator that reads
+everything again is one that has not begun. And there is no clock: a wait until some time may end at any moment, so the
+notes are not part of a state, and a wait is always followed to its end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ NEW = 999
 
 
 class Turn(NamedTuple):
-    """What a machine does next at some row: what it says, the commit if it is one, and where it is once that won."""
+    """What a machine does next at some row: its answer, the commit if it is one, and the row once that has won."""
 
     todo: Todo
     commit: Commit | None = None
@@ -132,7 +132,7 @@ class Duties:
         return duty.Duty(self._protocol.settings, ("", post), self._capacity)
 
     def _at(self, row: Duty) -> duty.Duty:
-        """Return a machine that has been led, by its own methods, to where a row says."""
+        """Return a machine that was brought, by its own methods, to the state of a row."""
         machine, none = self._new(row.post), ("", FRESH)
         machine.look(Seen(self._protocol.head_of(row.head), ("", row.state), ("", row.post)))
         if row.stage == READ_SEATS:
@@ -236,7 +236,7 @@ def _decide(machine: duty.Duty, attempt: int) -> Todo:
 
 
 def _commit_of(transaction: Transaction) -> Commit:
-    """Return the row that stands for a transaction; the store of a round is no part of the model."""
+    """Return the row that stands for a transaction; the store of a round is not part of the model."""
     head: HeadRow | None = None
     seats: list[tuple[int, SeatRow]] = []
     drop: list[int] = []

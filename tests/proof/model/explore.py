@@ -110,7 +110,7 @@ class _Exploration:
 
     def _search(self) -> tuple[Broken | None, int]:
         """Visit every state, level by level; return the first broken check, and how deep it went."""
-        first = canonical(start(self._config.nodes, self._config.budget))
+        first = canonical(start(self._config.nodes, self._config.budget, self._config.domains))
         self._add(_digest(first), 0, first)
         level, depth, index = [first], 0, 0
         before: dict[bytes, int] = {}
@@ -173,7 +173,7 @@ class _Exploration:
     def _walk(self, index: int) -> tuple[list[str], State]:
         """Return the moves to a state, and that state with the names that the nodes have on this way."""
         digests = {number: digest for digest, number in self._known.items()}
-        state = start(self._config.nodes, self._config.budget)
+        state = start(self._config.nodes, self._config.budget, self._config.domains)
         trace: list[str] = []
         for goal in self._way(index):
             for what, _, after in self._moves.of(state):

@@ -1,11 +1,11 @@
 """Everything that can happen next: what nodes, the store and bad luck do. What coordinators do is in ``duties``.
 
-A node's join has two moves: it comes (its record is on the way) and its record is put; in between anything can happen,
-so a record that arrives late needs no rule of its own. At the barrier a node looks at the head and at its seat, one at
-a time, whenever it likes; it sees the newest value, and what it saw of the other may be old by then. A member may look
-at any time, too; as it may also act as if it had not, what it has seen is not part of a state.
+A node's join has two moves: it comes (its record is in flight), and its record is put; anything can happen in between,
+so a record that arrives late needs no rule of its own. At the barrier a node reads the head and its seat, one at a
+time, at any time; it sees the newest value, while what it saw of the other may be old by then. A member may look at any
+time, too; since it may also act as if it had not, what it has seen is not part of a state.
 
-A move is *free* if it needs no bad luck and nobody's whim. The check of progress uses only those.
+A move is *free* if it needs neither bad luck nor a user's decision. The check of progress uses only those.
 """
 
 from __future__ import annotations
@@ -88,6 +88,14 @@ class Moves:
             closed = replace(self._protocol.stamped(state.head, state.revision), closed=1)
             budget = replace(state.budget, close=state.budget.close - 1)
             yield Move("somebody closes the run", False, replace(state, head=closed, revision=FRESH, budget=budget))
+        if state.budget.scale and not state.head.closed:
+            scaled = self._protocol.scaled(self._protocol.stamped(state.head, state.revision))
+            budget = replace(state.budget, scale=state.budget.scale - 1)
+            yield Move("somebody scales", False, replace(state, head=scaled, revision=FRESH, budget=budget))
+        if state.budget.grow and state.head.held_back and not state.head.closed:
+            grown = self._protocol.let_in(self._protocol.stamped(state.head, state.revision))
+            budget = replace(state.budget, grow=state.budget.grow - 1)
+            yield Move("newcomers are let in", False, replace(state, head=grown, revision=FRESH, budget=budget))
         if state.budget.wipe:
             yield Move("the store loses everything", False, wiped(state))
 
@@ -160,12 +168,13 @@ class Moves:
         if row.held is not None:
             last_round, last_rank = row.held[:2]
         after = NodeRow(ARRIVING, row.arrival + 1, last_round, last_rank, 1, lingers=row.lingers, late=row.late)
+        after = replace(after, domain=row.domain)
         if not row.open:
             state = replace(state, duties=replaced(state.duties, node, None))
         return self._with(state, node, after)
 
     def _put(self, state: State, node: int, row: NodeRow) -> State:
-        record = RecordRow(row.arrival, row.last_round, row.last_rank, 0)
+        record = RecordRow(row.arrival, row.last_round, row.last_rank, 0, domain=row.domain)
         return self._with(self._record(state, node, record, OWN), node, replace(row, phase=BARRIER))
 
     def _record(self, state: State, node: int, record: RecordRow, session: int) -> State:
@@ -190,7 +199,7 @@ class Moves:
         """End the session and everything that this process does; it remembers what it held."""
         state = end_session(state, node, OWN, self._protocol)
         last = (row.last_round, row.last_rank) if row.held is None else row.held[:2]
-        after = NodeRow(phase, row.arrival, *last, lingers=row.lingers, late=row.late)
+        after = NodeRow(phase, row.arrival, *last, lingers=row.lingers, late=row.late, domain=row.domain)
         return self._with(replace(state, duties=replaced(state.duties, node, None)), node, after)
 
     def _dead(self, state: State, node: int, row: NodeRow) -> State:
@@ -198,12 +207,13 @@ class Moves:
         record = state.records[node]
         late = None
         if row.open and row.phase == ARRIVING:
-            late = RecordRow(row.arrival, row.last_round, row.last_rank, 0 if record is None else record.order)
+            order = 0 if record is None else record.order
+            late = RecordRow(row.arrival, row.last_round, row.last_rank, order, domain=row.domain)
         if record is not None and record.session == OWN:
             state = replace(state, records=replaced(state.records, node, replace(record, session=LINGERING)))
         if state.post is not None and state.post.node == node:
             state = replace(state, post=replace(state.post, session=LINGERING))
-        after = NodeRow(OUT, row.arrival, lingers=row.open, late=late)
+        after = NodeRow(OUT, row.arrival, lingers=row.open, late=late, domain=row.domain)
         return self._with(replace(state, duties=replaced(state.duties, node, None)), node, after)
 
     def _with(self, state: State, node: int, row: NodeRow) -> State:

@@ -1,32 +1,44 @@
 """The rows of the model as the records of ``core.state`` and back, and what nodes read from them.
 
-What decides is the real code: ``rules.admit`` and ``rules.change_of`` here, ``core.duty`` in ``duties``. What the store
-does with sessions is said here, too, so that a bug in it can be planted.
+The decisions are made by the real code: ``rules.admit`` and ``rules.change_of`` here, ``core.duty`` in ``duties``. What
+the store does with sessions stands here, too, so that a bug in it can be planted.
 """
 
 from __future__ import annotations
+
+import math
 
 import msgspec
 
 from rendezvous_async.core import rules
 from rendezvous_async.core.rules import Admission, Change, Joined
+from rendezvous_async.core.shape import Shape
+from rendezvous_async.core.spec import let_in, rescaled
 from rendezvous_async.core.state import Closed, Head, Last, Node, Phase, Seat
-from rendezvous_async.settings import Settings
+from rendezvous_async.settings import settings_for
+from rendezvous_async.sizes import Sizes
 from tests.proof.model.values import Budget, HeadRow, RecordRow, SeatRow
 
 __all__ = ["Config", "Protocol", "node_of", "row_of", "row_of_seat", "seat_of"]
+
+LABEL = "rack"
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """What is explored.
 
     Attributes:
-        nodes: How many there are.
-        min_nodes: Of a round.
-        max_nodes: Of a round.
-        rounds: How many may form; in the last one nobody returns.
-        max_writes: What a commit may hold; None: enough for all.
-        coordinators: How many nodes may be at it at a time, rightly or not.
+        nodes: The number of nodes.
+        min_nodes: The minimum size of a round.
+        max_nodes: The maximum size of a round.
+        step: From each allowed size to the next.
+        domains: The domain of each node, 0 for one without the label; empty: there are no domains.
+        per_domain: A round has a multiple of this number of nodes from each domain.
+        specs: To what the run is scaled, one after another: sizes and target, as for ``rescaled``.
+        by_hand: Whether newcomers who would make the world larger are held back until a member lets them in.
+        rounds: How many may form; in the last one no member returns.
+        max_writes: The limit of writes per commit; None means no limit.
+        coordinators: How many nodes may coordinate at a time, rightly or not.
         doomed: Whether to follow a coordinator that has lost its post until it finds out. As each of its commits
             compares the post and is refused, it can do nothing else, and may as well find out at once; there are
             about five times as many states if it does not.
@@ -36,6 +48,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int = 3
     min_nodes: int = 2
     max_nodes: int = 2
+    step: int = 1
+    domains: tuple[int, ...] = ()
+    per_domain: int = 1
+    specs: tuple[tuple[str | None, int | None], ...] = ()
+    by_hand: bool = False
     rounds: int = 2
     max_writes: int | None = None
     coordinators: int = 2
@@ -44,8 +61,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         trouble = [f"{count} {kind}" for kind, count in msgspec.structs.asdict(self.budget).items() if count]
+        shape = f":{self.step}" if self.step > 1 else ""
+        shape += f" of {self.per_domain} each in the domains {self.domains}" if self.domains else ""
+        shape += "".join(f" then {nodes or 'the same'} target {target}" for nodes, target in self.specs)
+        shape += ", growing by hand" if self.by_hand else ""
         return (
-            f"{self.nodes} nodes, {self.min_nodes}:{self.max_nodes}, {self.rounds} rounds, "
+            f"{self.nodes} nodes, {self.min_nodes}:{self.max_nodes}{shape}, {self.rounds} rounds, "
             f"{'one commit' if self.max_writes is None else 'batches'}, {self.coordinators} coordinators"
             f"{', the doomed included' if self.doomed else ''}; "
             f"{', '.join(trouble) or 'no trouble'}"
@@ -57,7 +78,17 @@ class Protocol:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.settings = Settings(config.min_nodes, config.max_nodes)
+        self.settings = settings_for(
+            Sizes(config.min_nodes, config.max_nodes, config.step),
+            domain=LABEL if config.domains else "",
+            per_domain=config.per_domain,
+            grow=math.inf if config.by_hand else 0.0,
+        )
+        self._scaled = [Head(settings=self.settings).requiring_its_features()]
+        for nodes, target in config.specs:
+            self._scaled.append(rescaled(self._scaled[-1], nodes, target))
+        self.shapes: list[Shape] = [head.shape for head in self._scaled]
+        """What is valid, by how often the run was scaled."""
         self._heads: dict[HeadRow, Head] = {}
         self._admissions: dict[object, Admission] = {}
         self._stamps: dict[tuple[HeadRow, int], HeadRow] = {}
@@ -92,8 +123,8 @@ class Protocol:
     def head_of(self, row: HeadRow) -> Head:
         """Return the record that a row stands for."""
         if row not in self._heads:
-            self._heads[row] = Head(
-                settings=self.settings,
+            self._heads[row] = msgspec.structs.replace(
+                self._scaled[row.spec],
                 round=row.round,
                 phase=Phase.FORMED if row.formed else Phase.GATHERING,
                 attempt=str(row.attempt or ""),
@@ -103,8 +134,17 @@ class Protocol:
                 lost=row.lost,
                 token=None if row.token is None else ("", row.token),
                 closed=Closed("", "") if row.closed else None,
+                held_back=row.held_back,
             )
         return self._heads[row]
+
+    def scaled(self, row: HeadRow) -> HeadRow:
+        """Return a stamped head as it is after the run was scaled to the next spec."""
+        return row_of(rescaled(self.head_of(row), *self.config.specs[row.spec]))
+
+    def let_in(self, row: HeadRow) -> HeadRow:
+        """Return a stamped head as it is after a member has let newcomers in."""
+        return row_of(let_in(self.head_of(row)))
 
     # What a store does
 
@@ -130,7 +170,8 @@ def row_of_seat(seat: Seat) -> SeatRow:
 def node_of(row: RecordRow, fingerprint: str) -> Node:
     """Return the record that a row stands for."""
     last = Last(row.last_round, row.last_rank) if row.last_round else None
-    return Node(arrival=str(row.arrival), fingerprint=fingerprint, last=last)
+    labels = {LABEL: str(row.domain)} if row.domain else {}
+    return Node(arrival=str(row.arrival), fingerprint=fingerprint, last=last, labels=labels)
 
 
 def row_of(head: Head) -> HeadRow:
@@ -145,4 +186,6 @@ def row_of(head: Head) -> HeadRow:
         head.lost,
         None if head.token is None else head.token[1],
         int(head.closed is not None),
+        head.held_back,
+        head.generation,
     )

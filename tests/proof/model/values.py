@@ -5,8 +5,8 @@ records of ``core.state`` become rows of the same fields; ``rules`` turns rows i
 
 **Revisions** are only ever compared for equality, so they get names instead of numbers. The commit that forms a round
 is named after its attempt; any other put is ``FRESH``, which ``canonical`` renames to 0. A revision that is no longer
-current never comes back, so everybody who still remembers it remembers ``PAST``. Only the order in which nodes arrived
-counts as a number: ``RecordRow.order``.
+current never comes back, so it is remembered as ``PAST``. Only the order in which nodes arrived counts as a number:
+``RecordRow.order``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ OWN, LINGERING = 1, 2
 
 
 class HeadRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A head; ``attempt`` 0 is none, ``token`` is the name of the revision that formed the round."""
+    """A head; ``attempt`` 0 is none, ``token`` is the name of the revision that formed the round.
+
+    ``spec`` counts how often the run was scaled: each time to the next spec of the configuration.
+    """
 
     round: int = 0
     formed: int = 0
@@ -62,6 +65,8 @@ class HeadRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     lost: int = 0
     token: int | None = None
     closed: int = 0
+    held_back: int = 0
+    spec: int = 0
 
 
 class SeatRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -74,13 +79,17 @@ class SeatRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RecordRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A node's record, with the order of its put and the session it is bound to; ``last_round`` 0 is none."""
+    """A node's record, with the order of its put and the session it is bound to; ``last_round`` 0 is none.
+
+    ``domain`` is the label that the node brings; 0: none.
+    """
 
     arrival: int
     last_round: int
     last_rank: int
     order: int
     session: int = OWN
+    domain: int = 0
 
 
 class PostRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -108,6 +117,7 @@ class NodeRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
         seat: At the barrier, the seat it has last seen, likewise.
         lingers: Whether the session of a dead process of this node is still open.
         late: A record that the dead process sent and that has not arrived; its ``order`` is the one it compares.
+        domain: The label that it brings; 0: none.
     """
 
     phase: int = OUT
@@ -120,6 +130,7 @@ class NodeRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     seat: SeatRow | None = None
     lingers: int = 0
     late: RecordRow | None = None
+    domain: int = 0
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -194,6 +205,8 @@ class Budget(msgspec.Struct, frozen=True, array_like=True, gc=False):
         close: Somebody closes the run.
         back: A member returns to the barrier though nothing has happened.
         wipe: The store loses everything, and starts a new epoch.
+        scale: Somebody scales the run.
+        grow: A member lets newcomers in.
     """
 
     expire: int = 0
@@ -203,6 +216,8 @@ class Budget(msgspec.Struct, frozen=True, array_like=True, gc=False):
     close: int = 0
     back: int = 0
     wipe: int = 0
+    scale: int = 0
+    grow: int = 0
 
 
 class State(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -222,14 +237,15 @@ class State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     budget: Budget
 
 
-def start(nodes: int, budget: Budget) -> State:
-    """Return the state in which nobody has come yet.
+def start(nodes: int, budget: Budget, domains: tuple[int, ...] = ()) -> State:
+    """Return the state in which nobody has come yet; ``domains`` are those of the nodes, if there are any.
 
     The head is there already: a joiner creates it, if it is absent, in the commit that puts its record, and a head of
     round 0 without a record means nothing.
     """
     none = (None,) * nodes
-    return State(HeadRow(), 0, None, 0, (), none, none, (NodeRow(),) * nodes, none, (), (), budget)
+    rows = tuple(NodeRow(domain=domain) for domain in domains or (0,) * nodes)
+    return State(HeadRow(), 0, None, 0, (), none, none, rows, none, (), (), budget)
 
 
 def replaced(row: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:

@@ -69,7 +69,7 @@ def report(verdicts: dict[str, Counter[str]]) -> float:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.proof.mutants", description=mutants.__doc__)
     parser.add_argument("--module", action="append", help="a file of the package, or the beginning of its path")
-    parser.add_argument("--sample", type=int, help="only so many, chosen at random")
+    parser.add_argument("--sample", type=int, help="only this many, chosen at random")
     parser.add_argument("--seed", type=int, default=0, help="of the choice")
     parser.add_argument(
         "--tests", action="append", help="only the tests of this file or folder; all fast ones by default"

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.proof.mutants.generate import Mutant
-from tests.proof.mutations import ROOT, _write
+from tests.proof.mutations import ROOT, write_source
 
 __all__ = ["Reach", "reach_of", "verdict_of", "warm_up"]
 
@@ -111,7 +111,9 @@ def reach_of(place: Path, tests: list[str]) -> Reach:
     kept = ROOT / "build" / f"reach-{digest}.json"
     if not kept.exists():
         kept.parent.mkdir(exist_ok=True)
-        _forked(place, lambda: _record(place, tests, kept), LONGEST_RECORDING)
+        status = _forked(place, lambda: _record(place, tests, kept), LONGEST_RECORDING)
+        if status != 0:
+            raise RuntimeError(f"the tests could not be recorded in {place}: pytest finds none or cannot collect them")
     return Reach(**json.loads(kept.read_text()))
 
 
@@ -123,6 +125,8 @@ def _record(place: Path, tests: list[str], target: Path) -> int:
     coverage.start()
     pytest.main([*PYTEST, *tests], plugins=[recorder])
     coverage.stop()
+    if not recorder.seconds:
+        return BROKEN
     lines = {}
     places = {test: place for place, test in enumerate(recorder.seconds)}
     data = coverage.get_data()
@@ -146,11 +150,11 @@ def verdict_of(mutant: Mutant, reach: Reach, place: Path) -> str:
     limit = GRACE + 5 * sum(reach.seconds[test] for test in tests)
     path = place / "rendezvous_async" / mutant.file
     sound = path.read_text()
-    _write(path, mutant.source)
+    write_source(path, mutant.source)
     try:
         status = _forked(place, lambda: _run(tests), limit)
     finally:
-        _write(path, sound)
+        write_source(path, sound)
     if status in (pytest.ExitCode.NO_TESTS_COLLECTED, BROKEN):
         raise RuntimeError(f"pytest could not run {tests[0]} and others on {mutant}")
     return "late" if status is None else "survived" if status == 0 else "killed"

@@ -149,8 +149,8 @@ class Dialer:
         greeter = link if self._tls is None else asyncio.Protocol()
         try:
             async with asyncio.timeout(ATTEMPT_SECONDS):
-                # Not with a socket of ours: uvloop forgets who owns it if the peer resets it at once, and then the
-                # descriptor is closed twice, the second time under somebody else's file.
+                # By address and not with an own socket: if the peer resets that one at once, uvloop closes its
+                # descriptor twice, the second time under another file.
                 transport, _ = await asyncio.get_running_loop().create_connection(
                     lambda: greeter, address.numeric_host, address.port, family=address.family
                 )

@@ -13,8 +13,9 @@ import contextlib
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final, cast
 
+from rendezvous_async.aio import clock
 from rendezvous_async.backends.tcp import wire
-from rendezvous_async.backends.tcp.addresses import host_of, watch_for_dead_peer
+from rendezvous_async.backends.tcp.addresses import host_of, silence_of, watch_for_dead_peer
 from rendezvous_async.backends.tcp.reading import SharedBufferProtocol
 from rendezvous_async.backends.tcp.server.handshake import Handshake, Proven
 from rendezvous_async.backends.tcp.server.pushes import TOO_LONG
@@ -146,6 +147,11 @@ class Connection(SharedBufferProtocol):
         self.server.part(self)
 
     # Called by the server
+
+    def heard_at(self) -> float:
+        """Return when the peer's last bytes arrived: before this turn of the loop, if the loop has stalled since."""
+        sock = None if self._transport is None else self._transport.get_extra_info("socket")
+        return clock.now() - (0.0 if sock is None else silence_of(sock))
 
     def refuse(self, code: str, message: str) -> None:
         """Send the reason and end the connection."""

@@ -1,4 +1,8 @@
-"""Counters of a server since its start, for its metrics. No label comes from a client, so memory is bounded."""
+"""Counters of a server since its start, for its metrics. No label comes from a client, so memory is bounded.
+
+They are plain numbers, which ``page/metrics.py`` hands to prometheus-client on each scrape: a server without a status
+page does not import it, and counting takes no lock.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ has its full TTL.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 from collections import OrderedDict
@@ -287,7 +286,7 @@ class TcpServer:
 
         That commit has no number: a repeat on another connection opens another session.
         """
-        session = self.table.open_session(ttl, clock.now(), connection.scope)
+        session = self.table.open_session(ttl, connection.heard_at(), connection.scope)
         self.counts.opened += 1
         self._own(connection, session)
         if self.journal is not None:
@@ -296,8 +295,12 @@ class TcpServer:
         return session, self.commit(owned(writes, session), when) if writes else None
 
     def keep_alive(self, connection: Connection, session: str) -> bool:
-        """Renew a session and assign it to this connection; False if it has ended."""
-        if not self.table.keep_alive(session, asyncio.get_running_loop().time()):
+        """Renew a session and assign it to this connection; False if it has ended.
+
+        A keep-alive counts from its arrival. It may be read two blocks of the host's own code later, and a node that
+        is frozen meanwhile would be missed that much later.
+        """
+        if not self.table.keep_alive(session, connection.heard_at()):
             return False
         self.counts.keep_alives += 1
         if self._owners.get(session) is not connection:

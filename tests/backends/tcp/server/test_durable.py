@@ -35,7 +35,7 @@ class Durable:
         return peer
 
     async def until_told(self, peer: Peer, count: int) -> list[Any]:
-        """Return what a peer is told, once it is so many things."""
+        """Return what a peer is told, once it was told ``count`` things."""
         found: list[Any] = []
 
         def has_heard() -> bool:
