@@ -305,7 +305,7 @@ def test_what_holds_since_the_run_was_scaled() -> None:
     assert shown.spec == Spec("2:8", 2, 1)
     assert shown.origin == TWO_TO_FOUR.fingerprint
     assert shown.nodes(Role.SPARE) == ["c"]
-    assert "scaled: 2:8, target 2 (nodes bring '2:4 sticky last_call=30 regroup=3')" in text(shown)
+    assert "scaled: 2:8, target 2 (change 1; nodes still start with '2:4 sticky last_call=30 regroup=3')" in text(shown)
     assert "usable: 3 here, 2 usable: 2 is the target" in text(shown)
 
 
