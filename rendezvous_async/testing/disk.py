@@ -52,8 +52,8 @@ class _File:
     def __init__(self, number: int, mode: int) -> None:
         self.number = number
         self.mode = mode
-        self.data = bytearray()
-        self.kept = bytearray()
+        self.data: bytearray = bytearray()
+        self.kept: bytearray = bytearray()
         self.names: dict[str, _File] = {}
         self.kept_names: dict[str, _File] = {}
         self.unsynced: list[tuple[int, bytes | None] | tuple[str, _File | None]] = []
@@ -125,11 +125,12 @@ class Disk:
     """
 
     def __init__(self, rng: random.Random) -> None:
-        self.latency = LATENCY
-        self.failing_syncs = 0
+        self.latency: float = LATENCY
+        self.failing_syncs: int = 0
         self.power_left: int | None = None
         self.on_power_lost: Callable[[], None] = self.lose_power
-        self.syncs = self.losses = 0
+        self.syncs: int = 0
+        self.losses: int = 0
         self.rng = rng
         self._made = 0
         self._fds = 1_000_000

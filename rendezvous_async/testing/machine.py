@@ -46,9 +46,9 @@ class Machine:
         self.wire = wire
         self.name = name
         self.address = address
-        self.is_on = True
+        self.is_on: bool = True
         self.listeners: dict[tuple[str, int], WireSocket] = {}
-        self.disk = Disk(random.Random(f"{wire.rng.getrandbits(64)} disk"))
+        self.disk: Disk = Disk(random.Random(f"{wire.rng.getrandbits(64)} disk"))
         self.on_serve: Callable[[Process, Table], None] | None = None
         self._ports = FIRST_PORT
 

@@ -65,7 +65,7 @@ class TcpNetwork:
         take: Callable[[Listing], None],
         on_loss: Callable[[], None] | None,
     ) -> None:
-        self.wire = Wire(random.Random(rng.getrandbits(64)), faults)
+        self.wire: Wire = Wire(random.Random(rng.getrandbits(64)), faults)
         self._limits = Limits(writes=max_writes)
         self._kind = server
         self._on_loss = on_loss

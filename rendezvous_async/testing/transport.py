@@ -55,8 +55,9 @@ class WireTransport(asyncio.Transport):
         self.dialled = dialled
         self.flying: deque[Item] = deque()
         self.stuck: deque[Item] = deque()
-        self.last_at = 0.0
-        self.broken = self.gone = False
+        self.last_at: float = 0.0
+        self.broken: bool = False
+        self.gone: bool = False
         self._wire = process.machine.wire
         self._loop = process.machine.wire.loop
         self._context = copy_context()

@@ -23,7 +23,7 @@ from contextvars import copy_context
 from typing import Any, Final
 
 from rendezvous_async.testing.faults import Faults
-from rendezvous_async.testing.loop.clock import virtual_loop
+from rendezvous_async.testing.loop.clock import VirtualLoop, virtual_loop
 from rendezvous_async.testing.machine import ANY, Machine, Process, WireSocket
 from rendezvous_async.testing.transport import FIN, RST, Item, WireTransport
 
@@ -52,8 +52,8 @@ class Wire:
     """
 
     def __init__(self, rng: random.Random, faults: Faults | None = None) -> None:
-        self.faults = Faults() if faults is None else faults
-        self.loop = virtual_loop()
+        self.faults: Faults = Faults() if faults is None else faults
+        self.loop: VirtualLoop = virtual_loop()
         self.machines: dict[str, Machine] = {}
         self.processes: dict[Hashable, Process] = {}
         self.rng = rng
@@ -86,6 +86,13 @@ class Wire:
         concerned = set(machines or self.machines)
         self._closed = {pair for pair in self._closed if concerned.isdisjoint(pair)}
         self.retry()
+
+    def reset(self, machine: str) -> None:
+        """Reset all connections of a machine."""
+        for process in self.processes.values():
+            if process.machine.name == machine:
+                for transport in process.transports:
+                    self._break(transport, b"")
 
     def retry(self) -> None:
         """Send once more what could not arrive."""

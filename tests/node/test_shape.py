@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
+import rendezvous_async as rdzv
 from rendezvous_async import (
     Change,
     RendezvousClosedError,
@@ -19,6 +22,8 @@ from rendezvous_async import (
     Timeouts,
     World,
 )
+from rendezvous_async.admin import read_head
+from rendezvous_async.aio.signal import Notice
 from rendezvous_async.core.diagnosis import Role
 from rendezvous_async.core.state import WORLD_SHAPE
 from rendezvous_async.node.rendezvous import Rendezvous
@@ -423,3 +428,46 @@ async def test_a_node_without_the_label_is_told_so_when_its_join_times_out() -> 
             await bare.join()
         assert "1 here, none usable: 1 node without the label rack" in str(caught.value)
         assert "spares without the label rack: bare" in str(caught.value)
+
+
+# On real backends
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+async def test_a_run_is_scaled_down_and_up_and_grown_on_every_backend(kind: str, tmp_path: Path) -> None:
+    async with rdzv.serve(port=0) as server, AsyncExitStack() as stack:
+        endpoint = f"{server.endpoint}?is_host=false" if kind == "tcp" else f"file://{tmp_path}/rdzv"
+        timeouts = Timeouts(last_call=0.2, regroup=0.2, grow=math.inf)
+        nodes = [
+            await stack.enter_async_context(rdzv.connect(endpoint, run_id="job", nodes="2:4:2", timeouts=timeouts))
+            for _ in range(4)
+        ]
+        sizes: dict[str, list[int]] = {node.node: [] for node in nodes}
+        news = Notice()
+
+        async def live(node: Rendezvous) -> None:
+            async for world in node.worlds():
+                sizes[node.node].append(world.size)
+                news.fire()
+                await world.changed()
+
+        async def all_have(*expected: list[int]) -> None:
+            while sorted(sizes.values()) != sorted(expected):
+                await news.wait()
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as group:
+                for node in nodes:
+                    group.start_soon(live, node)
+                await all_have(*[[4]] * 4)
+                assert str(await nodes[0].scale(target=2)) == "2:4:2, target 2"
+                await all_have([4, 2], [4, 2], [4], [4])
+                assert str(await nodes[3].scale("2:6:2")) == "2:6:2"
+                async with rdzv.open_backend(endpoint, run_id="job") as backend, backend.watch("state") as watch:
+                    async for news_of_head in watch:
+                        head = read_head(news_of_head.entries[0])
+                        if head is not None and head.held_back == 2:
+                            break
+                await nodes[1].grow()
+                await all_have([4, 2, 4], [4, 2, 4], [4, 4], [4, 4])
+                await nodes[2].close("done")

@@ -1,6 +1,6 @@
-"""``python -m tests.proof``: ``endure`` plays sagas to a million rounds; ``campaign`` disturbs real processes.
+"""``python -m tests.proof``: ``endure`` plays sagas, ``campaign`` disturbs real processes, ``power`` cuts the power.
 
-Both check every guarantee, print the command that repeats a failure, and exit 1 then. The others are
+All check every guarantee, print the command that repeats a failure, and exit 1 then. The others are
 commands of their own: ``python -m tests.proof.model``, and ``.mutants``, ``.mutations``, ``.cycles``.
 """
 
@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from tests.proof import endurance
+from tests.proof import endurance, power
 from tests.proof.campaign import command as campaign
 
 
@@ -21,9 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     endurance.configure(commands.add_parser("endure", help="play sagas until a million rounds have formed"))
     campaign.add_options(commands.add_parser("campaign", help="real processes, a real backend, real faults"))
+    power.add_options(commands.add_parser("power", help="simulated losses of power, and what is found after them"))
     options = parser.parse_args(arguments)
     if options.command == "campaign":
         return campaign.run(options)
+    if options.command == "power":
+        return power.main(options)
     return endurance.run(options, lambda what: print(what, file=sys.stderr, flush=True))
 
 

@@ -37,7 +37,7 @@ ROOT = CHECKOUT / "rendezvous_async"
 NOT_SIMULATED = (
     *("cli/", "launch/", "page/", "pytest_plugin", "sync/"),
     *("testing/conformance/", "testing/etcd", "testing/picture", "testing/proxy.py", "testing/shrinking"),
-    *("backends/tcp/", "backends/etcd/", "backends/file/", "backends/table/log.py", "backends/table/frames.py"),
+    *("backends/etcd/", "backends/file/", "backends/cas/", "backends/tcp/tls.py"),
 )
 
 
