@@ -60,6 +60,8 @@ INTEGRATION = (
     "proof/test_campaign_stages.py",
     "proof/test_sagas.py",
     "proof/test_mutants.py",
+    "proof/test_model_bugs.py",
+    "proof/test_wire_bugs.py",
     "testing/test_public_arguments.py",
     "test_surroundings.py",
     "test_sniffed.py",

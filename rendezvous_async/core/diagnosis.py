@@ -175,7 +175,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
                 return f"the members go back to the barrier: worlds of {size} are no longer allowed, only {self.spec}"
             waiting = self.nodes(Role.BACK, Role.WAITING)
             if self.held_back:
-                when = "by grow() or by a loss" if settings.grow == math.inf else f"after {settings.grow:g} s"
+                when = (
+                    "by grow() (rdzv scale --grow) or by a loss"
+                    if settings.grow == math.inf
+                    else f"after {settings.grow:g} s"
+                )
                 return f"the members keep the round; {counted(self.held_back, 'newcomer')} will be let in {when}"
             if not waiting and not self.absent:
                 return "nothing is due; the members keep the round"

@@ -224,8 +224,10 @@ def _sizes(params: Any) -> str:
     value = params.get("sizes")
     if value is None:
         return ""
+    nodes = value.replace("/", ",") if isinstance(value, str) else value
     try:
-        return str(parse_sizes(value.replace("/", ",") if isinstance(value, str) else value))
+        sizes = parse_sizes(nodes)
+        return nodes if isinstance(nodes, str) else str(sizes)
     except ValueError as error:
         raise ValueError(f"the rendezvous option 'sizes': {error}") from None
 

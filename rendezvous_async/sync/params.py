@@ -197,6 +197,6 @@ class RendezvousSettings:
             sizes = parse_sizes(self.sizes)
             if sizes.smallest < self.min_nodes or sizes.largest > self.max_nodes:
                 raise ValueError(
-                    f"the sizes {sizes} must all be from min_nodes to max_nodes (torchrun: --nnodes), "
+                    f"the sizes {self.sizes!r} must all be from min_nodes to max_nodes (torchrun: --nnodes), "
                     f"which are {self.min_nodes}:{self.max_nodes}"
                 )

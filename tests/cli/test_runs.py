@@ -194,7 +194,10 @@ async def test_scale_lets_newcomers_in_who_are_held_back(server: TcpServer, run:
         async with anyio.create_task_group() as group:
             group.start_soon(b.join)
             await watch.line("1 newcomer held back")
-            assert "1 newcomer will be let in by grow() or by a loss" in (await run("status", *where)).out
+            assert (
+                "1 newcomer will be let in by grow() (rdzv scale --grow) or by a loss"
+                in (await run("status", *where)).out
+            )
             assert (await run("scale", *where, "--grow")).out.startswith("let 1 newcomer in\nrun 'job': round 1 is")
             assert a.world is not None
             with anyio.fail_after(10):

@@ -129,6 +129,8 @@ def test_members_of_a_world_that_is_too_large_now_go_back() -> None:
     head, seats = formed("abc")
     went = text(status(rescaled(head, "1:2", None), seats, fresh("abc")))
     assert "next: the members go back to the barrier: worlds of 3 are no longer allowed, only 1:2" in went
+    odd = text(status(rescaled(head, "2:8:2", None), seats, fresh("abc")))
+    assert "worlds of 3 are no longer allowed, only 2:8:2" in odd
     kept = text(status(rescaled(head, "4:8", None), seats, fresh("abc")))
     assert "next: nothing is due; the members keep the round" in kept
 
@@ -296,7 +298,7 @@ def test_newcomers_who_are_held_back() -> None:
     by_hand = replace(slow, grow=math.inf)
     roster = {name: record(f"{name}1", settings=by_hand) for name in "abcd"}
     shown = status(replace(head, held_back=2, settings=by_hand), seats, roster)
-    assert "2 newcomers will be let in by grow() or by a loss" in text(shown)
+    assert "2 newcomers will be let in by grow() (rdzv scale --grow) or by a loss" in text(shown)
 
 
 def test_what_holds_since_the_run_was_scaled() -> None:

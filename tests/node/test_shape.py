@@ -359,7 +359,7 @@ async def test_newcomers_are_let_in_when_the_job_says_so() -> None:
         await anyio.sleep(100)
         assert world.change is None
         assert not any(join.ended for join in joins), "the clock of those who are held back stands still"
-        assert "2 newcomers will be let in by grow() or by a loss" in str(await a.status())
+        assert "2 newcomers will be let in by grow() (rdzv scale --grow) or by a loss" in str(await a.status())
         await a.grow()
         assert {await world.changed() for _, world in members} == {Change.NODES_WAITING}
         again = await together(*(rendezvous for rendezvous, _ in members))

@@ -25,7 +25,7 @@ from rendezvous_async.backends import open_backend
 from rendezvous_async.backends.base import Put
 from rendezvous_async.backends.table import log as log_module
 from rendezvous_async.backends.table.answers import Answers
-from rendezvous_async.backends.table.files import Files
+from rendezvous_async.backends.table.head import head_of_log
 from rendezvous_async.backends.table.log import Log
 from rendezvous_async.backends.table.table import Snapshot, Table
 from rendezvous_async.backends.tcp import Limits, TcpServer, serve, wire
@@ -408,7 +408,7 @@ def nothing_is_synced(patch: MonkeyPatch) -> None:
 
 @bug(power)
 def a_failed_sync_is_tried_again(patch: MonkeyPatch) -> None:
-    def broken(files: Files, fd: int) -> None:
+    def broken(files: DiskFiles, fd: int) -> None:
         with contextlib.suppress(OSError):
             return sync(files, fd)
         return sync(files, fd)
@@ -450,8 +450,6 @@ def a_snapshot_is_not_synced(patch: MonkeyPatch) -> None:
 
 @bug(power)
 def a_snapshot_is_cut_short(patch: MonkeyPatch) -> None:
-    head_of_log = log_module.head_of_log
-
     def broken(generation: int, snapshot: Snapshot) -> Iterator[bytes]:
         return head_of_log(generation, msgspec.structs.replace(snapshot, entries=snapshot.entries[:-1]))
 

@@ -289,8 +289,11 @@ def test_the_sizes_of_a_world(value: object, sizes: str) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("4:32:4", r"the sizes 4:32:4 must all be from min_nodes to max_nodes \(torchrun: --nnodes\), which are 2:16"),
-        ("1/4/16", "1,4,16 must all be from min_nodes"),
+        (
+            "4:32:4",
+            r"the sizes '4:32:4' must all be from min_nodes to max_nodes \(torchrun: --nnodes\), which are 2:16",
+        ),
+        ("1/4/16", "'1,4,16' must all be from min_nodes"),
         ("4/16/8", "the rendezvous option 'sizes': .*16 is before 8"),
         ("4:15:4", "'sizes': .*do not reach 15"),
         ("", "'sizes'"),

@@ -392,6 +392,10 @@ class TestArguments:
             ("ranks", None),
             ("max_writes", 0),
             ("max_writes", None),
+            ("network", "tcp"),
+            ("network", None),
+            ("server", "disk"),
+            ("server", True),
         ],
     )
     def test_wrong_arguments_of_a_cluster_are_refused_when_it_is_made(self, name: str, value: Any) -> None:
@@ -429,6 +433,23 @@ class TestArguments:
                 assert cluster.history.ttl == 2
 
         run(scenario, seed=3)
+
+    def test_the_stand_in_has_no_log(self) -> None:
+        with pytest.raises(ValueError, match="server in memory only, not server='log'"):
+            Cluster(network="stand-in", server="log")
+
+    @pytest.mark.parametrize("network", ["wire", "stand-in"])
+    def test_what_needs_a_log_says_so(self, network: Any) -> None:
+        async def scenario() -> None:
+            async with Cluster(network=network) as cluster:
+                for use in (cluster.restart_server, cluster.lose_power, lambda: cluster.disk):
+                    with pytest.raises(RuntimeError, match="server='log'"):
+                        use()
+            async with Cluster(server="log") as cluster:
+                with pytest.raises(ValueError, match="after must be a count"):
+                    cluster.lose_power(after=-1)
+
+        run(scenario)
 
     def test_a_cluster_outside_of_its_block_says_so(self) -> None:
         async def scenario() -> None:

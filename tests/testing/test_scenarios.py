@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 
 import anyio
 import pytest
@@ -10,7 +13,7 @@ import pytest
 from rendezvous_async import Timeouts
 from rendezvous_async.cli import main
 from rendezvous_async.testing import Cluster, Faults, NotSettledError, check, run, scenario_of, simulate
-from rendezvous_async.testing.history import Believed, Formed, History, Released
+from rendezvous_async.testing.history import Believed, Fault, Formed, History, Released
 
 CI_SEEDS = 300
 CHUNK = 20
@@ -49,6 +52,26 @@ def test_many_random_scenarios_hold_every_guarantee() -> None:
 def test_one_seed_is_one_history_byte_for_byte() -> None:
     for seed in (3, 8, 21):
         assert simulate(scenario_of(seed)).digest == simulate(scenario_of(seed)).digest
+
+
+SEEDS_OF_EACH_SERVER = (0, 2, 3, 4, 8, 21)
+PRINT_DIGESTS = f"""
+import logging
+from rendezvous_async.testing import scenario_of, simulate
+logging.disable(logging.CRITICAL)
+for seed in {SEEDS_OF_EACH_SERVER}:
+    print(simulate(scenario_of(seed)).digest)
+"""
+
+
+def test_another_process_plays_the_same_history() -> None:
+    """With other hashes and another memory; RENDEZVOUS_OTHER_PYTHON names a Python of another version."""
+    assert {scenario_of(seed).server for seed in SEEDS_OF_EACH_SERVER} == {"memory", "log", "hosted"}
+    for hashes in ("1", "2"):
+        command = [os.environ.get("RENDEZVOUS_OTHER_PYTHON", sys.executable), "-c", PRINT_DIGESTS]
+        environment = {**os.environ, "PYTHONHASHSEED": hashes}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+        assert done.stdout.split() == [simulate(scenario_of(seed)).digest for seed in SEEDS_OF_EACH_SERVER]
 
 
 def test_another_seed_is_another_history() -> None:
@@ -101,6 +124,46 @@ def test_a_partitioned_minority_is_out_and_comes_back_when_it_heals() -> None:
             check(cluster.history)
 
     run(scenario, seed=1)
+
+
+def test_a_server_with_a_log_goes_on_with_the_round() -> None:
+    async def scenario() -> None:
+        async with Cluster(nodes=3, min_nodes=3, server="log") as cluster:
+            await cluster.join_all()
+            cluster.restart_server()
+            await anyio.sleep(5)
+            cluster.lose_power()
+            await anyio.sleep(5)
+            await cluster.settle()
+            check(cluster.history)
+            assert [formed.round for formed in cluster.history.of(Formed)] == [1]
+            cluster.lose_power(after=1)
+            cluster.restart(2)
+            await anyio.sleep(30)
+            assert cluster.disk.losses == 2
+            await cluster.settle()
+            check(cluster.history)
+            cluster.lose_server()
+            await anyio.sleep(1)
+            assert {world.round for world in await cluster.join_all()} == {3}
+            check(cluster.history)
+
+    run(scenario, seed=3)
+
+
+def test_a_node_takes_the_server_over_from_the_one_that_crashed() -> None:
+    async def scenario() -> None:
+        async with Cluster(nodes=5, min_nodes=3, server="hosted") as cluster:
+            await cluster.join_all()
+            cluster.lose_server()
+            await anyio.sleep(10)
+            await cluster.settle()
+            check(cluster.history)
+            kinds = [fault.kind for fault in cluster.history.of(Fault)]
+            assert kinds == ["crash", "lose the server"]
+            assert [formed.size for formed in cluster.history.of(Formed)] == [5, 4]
+
+    run(scenario, seed=3)
 
 
 def test_ranks_survive_a_server_that_forgets() -> None:

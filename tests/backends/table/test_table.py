@@ -703,3 +703,10 @@ class TestRevisions:
         table.commit([Put("a", b"")])
         table.open_session(1, 0)
         assert repr(table) == "<Table epoch:1 keys=1 sessions=1>"
+
+
+def test_a_session_that_has_ended_is_not_due() -> None:
+    table = Table("epoch")
+    ended, due = table.open_session(5.0, 0.0), table.open_session(5.0, 0.0)
+    assert table.end_session(ended)
+    assert table.due(5.0) == [due]

@@ -1,0 +1,220 @@
+"""``python -m tests.benchmarks.bench_wire --nodes 1000``: what many nodes cost the real server, in virtual time.
+
+All nodes and the server are real code on a ``Wire``, in one process. For each phase it prints how long it took in
+virtual seconds, the CPU time of the server alone, what it got and sent, and its longest turn: the longest time in which
+its loop would not have looked at its sockets. The memory is that of everything, nodes included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import random
+import resource
+import time
+from collections.abc import Callable
+from contextvars import Context
+from typing import Any, TypeVarTuple
+from unittest import mock
+
+import anyio
+
+from rendezvous_async import Rendezvous, Timeouts
+from rendezvous_async.backends.tcp import Limits
+from rendezvous_async.backends.tcp.server.turns import Turns
+from rendezvous_async.core.codec import decode
+from rendezvous_async.core.rules import Change
+from rendezvous_async.core.state import COORDINATOR, Post
+from rendezvous_async.testing import Cluster, Faults, service
+from rendezvous_async.testing.loop import clock
+from rendezvous_async.testing.loop.groups import GROUP
+from rendezvous_async.testing.service import TcpNetwork
+from rendezvous_async.testing.transport import WireTransport
+from rendezvous_async.testing.wire import Wire
+
+Ts = TypeVarTuple("Ts")
+
+
+class Meter:
+    """What the server has done since the last reset."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.cpu = self.longest = self.turn = self.since = 0.0
+        self.received = self.sent = self.sent_bytes = 0
+
+
+METER = Meter()
+
+
+class MeteredLoop(clock.VirtualLoop):
+    """Measures the callbacks of the server's process."""
+
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        return super().call_soon(_metered(callback, context), *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return super().call_at(when, _metered(callback, context), *args, context=context)
+
+    def _turn(self) -> None:
+        METER.turn = 0.0
+        super()._turn()
+        METER.longest = max(METER.longest, METER.turn)
+
+
+def _metered(callback: Callable[[*Ts], object], context: Context | None) -> Callable[[*Ts], object]:
+    group = GROUP.get() if context is None else context.get(GROUP)
+    if not str(group).startswith("server#"):
+        return callback
+
+    def metered(*args: *Ts) -> None:
+        METER.since = time.thread_time()
+        try:
+            callback(*args)
+        finally:
+            took = time.thread_time() - METER.since
+            METER.since = 0.0
+            METER.turn += took
+            METER.cpu += took
+
+    return metered
+
+
+def server_now() -> float:
+    """Return the time as the server's slices see it: virtual, and what it has spent of this turn."""
+    running = time.thread_time() - METER.since if METER.since else 0.0
+    return asyncio.get_running_loop().time() + METER.turn + running
+
+
+class CountingWire(Wire):
+    """Counts what the server gets and sends."""
+
+    def carry(self, sender: WireTransport, item: Any) -> None:
+        if sender.dialled:
+            METER.received += 1
+        else:
+            METER.sent += 1
+            METER.sent_bytes += len(item or b"")
+        super().carry(sender, item)
+
+
+async def hold(rendezvous: Rendezvous) -> None:
+    """Join again and again."""
+    while True:
+        world = await rendezvous.join()
+        if await world.changed() is Change.CLOSED:
+            return
+
+
+async def measure(nodes: int) -> None:
+    """Do to a cluster what may happen to it, and print a line for each."""
+    timeouts = Timeouts(join=600, last_call=2.0, regroup=2.0, heartbeat=10, close=30)
+    cluster = Cluster(
+        nodes,
+        nodes // 3,
+        faults=Faults(delay=0.001),
+        program=hold,
+        timeouts=timeouts,
+        keep_alive_interval=5.0,
+        max_writes=16_384,
+        server="log",
+    )
+    async with cluster:
+        network = cluster.network
+        assert isinstance(network, TcpNetwork)
+        network._limits = Limits(connections=4 * nodes, sessions=4 * nodes, keys=64 * nodes, listed=8 * nodes)
+        for index in range(nodes):
+            cluster.start(index)
+        await phase("a world is formed", cluster, full(cluster, nodes))
+        begin = anyio.current_time()
+        await phase("20 s of nothing", cluster, lambda: anyio.current_time() >= begin + 20)
+        coordinator = next(i for i, node in enumerate(cluster.nodes) if node.name == coordinator_of(cluster))
+        cluster.crash(coordinator)
+        await phase("another coordinator", cluster, lambda: coordinator_of(cluster) != cluster.nodes[coordinator].name)
+        await phase("without the lost one", cluster, full(cluster, nodes - 1))
+        others = [index for index in range(nodes) if index != coordinator]
+        for index in random.Random(1).sample(others, nodes // 10):
+            cluster.crash(index)
+        rest = nodes - 1 - nodes // 10
+        await phase("a tenth is lost at once", cluster, full(cluster, rest))
+        half = [index for index in range(nodes) if index % 2 or not cluster.nodes[index].live]
+        left = sum(cluster.nodes[index].live for index in half)
+        cluster.partition(half)
+        await phase("half of them are cut off", cluster, full(cluster, left))
+        cluster.heal()
+        await phase("and are back", cluster, full(cluster, rest))
+        cluster.lose_power()
+        begin = anyio.current_time()
+        await phase("the power was lost, 30 s", cluster, lambda: anyio.current_time() >= begin + 30)
+        await phase("and all are in", cluster, full(cluster, rest))
+
+
+def full(cluster: Cluster, size: int) -> Callable[[], bool]:
+    """Return what tells whether a round of this size is held by all of its members."""
+
+    def look() -> bool:
+        head = cluster.head()
+        if head is None or head.size != size or head.waiting or head.lost:
+            return False
+        return sum(node.holds is not None and node.holds.round == head.round for node in cluster.nodes) == size
+
+    return look
+
+
+def coordinator_of(cluster: Cluster) -> str:
+    """Return the node that has the post, as the server has it."""
+    entry = cluster._witness.entries.get(COORDINATOR)
+    return "" if entry is None else decode(Post, entry.value, COORDINATOR).node
+
+
+async def phase(what: str, cluster: Cluster, done: Callable[[], bool]) -> None:
+    """Wait until it is over, and print what it took."""
+    METER.reset()
+    begin, cpu = anyio.current_time(), time.process_time()
+    while not done():
+        await anyio.sleep(0.05)
+        if anyio.current_time() > begin + 300:
+            print(f"{what}: not within 300 s: {cluster.head()}", flush=True)
+            return
+    live = sum(node.live for node in cluster.nodes)
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / live
+    print(
+        f"{what:26} {anyio.current_time() - begin:6.2f} s virtual; server {METER.cpu:6.2f} s CPU, "
+        f"{METER.cpu / live * 1e6:5.0f} us/node, {METER.received / live:5.1f} in {METER.sent / live:5.1f} out "
+        f"{METER.sent_bytes / live:6.0f} B/node, longest turn {METER.longest * 1000:5.1f} ms; "
+        f"{rss:4.0f} KiB/node, {time.process_time() - cpu:.0f} s of CPU in all",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.bench_wire", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=1000)
+    options = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    make = Turns.__init__
+
+    def make_metered(self: Turns) -> None:
+        make(self)
+        self.now = server_now
+
+    with (
+        mock.patch.object(clock, "VirtualLoop", MeteredLoop),
+        mock.patch.object(service, "Wire", CountingWire),
+        mock.patch.object(Turns, "__init__", make_metered),
+        mock.patch.object(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY)),
+    ):
+        gc.disable()  # a collection looks at all nodes, and would be counted as the server's
+        clock.run(measure, options.nodes)
+
+
+if __name__ == "__main__":
+    main()
