@@ -197,10 +197,6 @@ class Rendezvous:
             RendezvousConnectionError: The backend did not answer within ``timeouts.close``.
         """
         supervisor = await self._entered()
-        membership = supervisor.membership
-        head = None if membership is None else membership.view.head
-        if head is not None and head.closed is None and not head.held_back:
-            return  # A checkpoint is frequent, newcomers are rare: what was pushed says it without a request.
         with answer_within(self._who.timeouts.close, f"grow run {self.run_id!r}", supervisor.trouble):
             await let_newcomers_in(await supervisor.open_backend())
 

@@ -437,7 +437,7 @@ async def test_a_node_without_the_label_is_told_so_when_its_join_times_out() -> 
 async def test_a_run_is_scaled_down_and_up_and_grown_on_every_backend(kind: str, tmp_path: Path) -> None:
     async with rdzv.serve(port=0) as server, AsyncExitStack() as stack:
         endpoint = f"{server.endpoint}?is_host=false" if kind == "tcp" else f"file://{tmp_path}/rdzv"
-        timeouts = Timeouts(last_call=0.2, regroup=0.2, grow=math.inf)
+        timeouts = Timeouts(last_call=30, regroup=0.2, grow=math.inf)
         nodes = [
             await stack.enter_async_context(rdzv.connect(endpoint, run_id="job", nodes="2:4:2", timeouts=timeouts))
             for _ in range(4)
