@@ -186,10 +186,14 @@ class Rendezvous:
         with answer_within(self._who.timeouts.close, f"scale run {self.run_id!r}", supervisor.trouble):
             return await scale_run(await supervisor.open_backend(), nodes, target)
 
-    async def grow(self) -> None:
+    async def grow(self) -> int:
         """Let in newcomers that are held back (``Timeouts.grow``), at a checkpoint for example; a no-op without any.
 
         All members learn ``Change.NODES_WAITING``; one of them is enough to call this.
+
+        Returns:
+            How many were held back. Right after ``scale()`` nobody has counted them yet, and it is 0: whoever fits now
+            is let in nevertheless.
 
         Raises:
             RendezvousClosedError: The run is closed.
@@ -198,7 +202,7 @@ class Rendezvous:
         """
         supervisor = await self._entered()
         with answer_within(self._who.timeouts.close, f"grow run {self.run_id!r}", supervisor.trouble):
-            await let_newcomers_in(await supervisor.open_backend())
+            return await let_newcomers_in(await supervisor.open_backend())
 
     async def evict(self, node: str) -> bool:
         """Remove another node; it learns that it is out, and may join again. False if it is not here."""
