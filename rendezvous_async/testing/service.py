@@ -188,6 +188,8 @@ class TcpNetwork:
                     await server.failed.wait()
             except RendezvousConnectionError:
                 pass  # of the disk
+            if self.host is not None:
+                self.host.on_write = None  # Opening the log again makes no commit of the last server certain.
             await anyio.sleep(RESTART_AFTER)
 
     def _serves(self, process: Process, table: Table) -> None:
