@@ -68,7 +68,7 @@ class Closed(msgspec.Struct, frozen=True):
         return f"{printable(self.by) or 'an unnamed node'}: {printable(self.reason) or 'no reason given'}"
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+class Head(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The state of the run, as small as can be.
 
     Attributes:
