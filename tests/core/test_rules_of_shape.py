@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace
 
+from rendezvous_async.core.agreement import is_abandoned
 from rendezvous_async.core.rules import (
     COUNT_EVERY,
     Change,
@@ -375,12 +376,20 @@ def test_nodes_bring_what_the_founder_brought() -> None:
     assert tally.foreign == {"x"}
 
 
-def test_more_nodes_with_other_settings_take_over_all_that_was_scaled() -> None:
-    head = rescaled(Head(settings=TWO_TO_FOUR), "2:8", 3)
+def test_more_nodes_with_other_settings_do_not_undo_what_was_scaled() -> None:
     others = Settings(3, 3)
-    tally = roster_of(head, {}, fresh("a", TWO_TO_FOUR) | fresh("xy", others))
-    decision, _ = step(tally, Notes(), NOW, "new")
-    assert decision == HandOver(Head(settings=others, requires=(WORLD_SHAPE,)))
+    roster = fresh("a", TWO_TO_FOUR) | fresh("xy", others)
+    decision, _ = step(gathering(roster, TWO_TO_FOUR), Notes(), NOW, "new")
+    assert decision == HandOver(Head(settings=others))
+    tally = roster_of(rescaled(Head(settings=TWO_TO_FOUR), "2:8", 3), {}, roster)
+    assert step(tally, Notes(), NOW, "new")[0] == Wait()
+    tally.remove("a")
+    assert is_abandoned(tally), "the next node that comes replaces it"
+
+
+def test_other_settings_replace_all_that_was_scaled() -> None:
+    head = rescaled(Head(settings=TWO_TO_FOUR), "2:8", 3)
+    assert head.under(Settings(3, 3)) == Head(settings=Settings(3, 3), requires=(WORLD_SHAPE,))
 
 
 # The spec
