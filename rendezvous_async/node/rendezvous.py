@@ -89,6 +89,13 @@ class Rendezvous:
         if self._supervisor is not None:
             raise RuntimeError(f"{self!r} can be entered only once; call connect() again")
         clock.check_asyncio()
+        domain = self.settings.domain
+        if domain and domain not in self._identity.labels:
+            _log.warning(
+                "run %r: node %s has no label %r, which names its domain, so it can only be a spare: give it one with "
+                "labels= (rdzv launch --label, option label_%s)",
+                *(self.run_id, self.node, domain, domain),
+            )
         self._supervisor = Supervisor(self._who, self.run_id, self._source, self._options, self._outage)
         return self
 

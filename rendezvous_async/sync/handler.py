@@ -140,11 +140,6 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._end: ClosedRun | None = None
         self._connect = partial(_connect, settings, dict(labels or {}), self.node)
         self._connect(self._address)  # Reject invalid settings here, not at the first join.
-        if settings.domain and settings.domain not in (labels or {}):
-            _log.warning(
-                "node %s has no label %r, the domain of run %r, so it can only be a spare: set the option label_%s",
-                *(self.node, settings.domain, settings.run_id, settings.domain),
-            )
 
     @classmethod
     def from_backend(
