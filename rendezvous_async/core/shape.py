@@ -205,13 +205,19 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     def _outlook(self) -> str:
         if not self.next_size:
             return f"{self.usable} is the {'largest size' if self.shape.target is None else 'target'}"
-        where = ""
+        return f"{counted(self.missing, 'more node')}{self.where} would make {self.next_size}"
+
+    @property
+    def where(self) -> str:
+        """Where the nodes that are missing must be, to be put behind their number: others are of no use."""
         if self.fill:
-            where = " in domain " + " or ".join(map(printable, self.fill[:SHOW_AT_MOST]))
-        elif self.shape.per_domain > 1:
+            more = len(self.fill) - SHOW_AT_MOST
+            others = [counted(more, "other")] if more > 0 else []
+            return " in domain " + " or ".join([*map(printable, self.fill[:SHOW_AT_MOST]), *others])
+        if self.shape.per_domain > 1:
             in_one = not self.partial and self.missing == self.shape.per_domain
-            where = " in one domain" if in_one else " in the right domains"
-        return f"{counted(self.missing, 'more node')}{where} would make {self.next_size}"
+            return " in one domain" if in_one else " in the right domains"
+        return f" with the label {printable(self.shape.domain)}" if self.shape.domain else ""
 
 
 def explain(domains: Mapping[str, int], shape: Shape, unlabelled: int = 0) -> Fit:

@@ -272,8 +272,29 @@ def test_too_few_of_any_domain_are_told_what_is_missing() -> None:
     shown = status(Head(settings=PAIRS), {}, racks("aA1", PAIRS))
     assert (shown.nodes(Role.WAITING), shown.nodes(Role.SPARE)) == (["a", "A"], ["1"])
     assert shown.missing == 1
-    assert "next: 1 more must join before a round can form" in text(shown)
+    assert "next: 1 more in domain low or up must join before a round can form" in text(shown)
     assert "1 more node in domain low or up would make 2" in text(shown)
+
+
+def test_nodes_without_the_label_do_not_help_and_it_says_which_would() -> None:
+    any_rack = settings_for(parse_sizes("2:6"), domain="rack")
+    shown = status(Head(settings=any_rack), {}, racks("a123", any_rack))
+    assert "next: 1 more with the label rack must join before a round can form" in text(shown)
+    assert "3 nodes without the label rack; 1 more node with the label rack would make 2" in text(shown)
+
+
+def test_nodes_without_the_label_that_ranks_go_by_have_no_other_settings() -> None:
+    by_rack = replace(TWO_TO_FOUR, ranks="label:rack")
+    shown = status(Head(settings=by_rack), {}, racks("a12", by_rack))
+    assert (shown.nodes(Role.SPARE), shown.unranked, shown.nodes(Role.FOREIGN)) == (["1", "2"], ("1", "2"), [])
+    assert "next: 1 more must join before a round can form" in text(shown)
+    assert "spares without the label rack: 1, 2" in text(shown)
+    assert "other settings" not in text(shown)
+
+
+def test_of_many_domains_that_one_node_would_make_whole_a_few_are_named() -> None:
+    odd = {f"n{n}": record(f"n{n}1", settings=PAIRS, labels={"rack": f"r{n}"}) for n in range(6)}
+    assert "1 more in domain r0 or r1 or r2 or r3 or 2 others must join" in text(status(Head(settings=PAIRS), {}, odd))
 
 
 def test_it_says_so_while_a_world_is_held_too() -> None:
