@@ -179,8 +179,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
             if self.held_back:
                 when = (
                     "by grow() (rdzv scale --grow) or by a loss"
-                    if settings.grow == math.inf
-                    else f"after {settings.grow:g} s"
+                    if settings.grow_seconds == math.inf
+                    else f"after {settings.grow_seconds:g} s"
                 )
                 return f"the members keep the round; {counted(self.held_back, 'newcomer')} will be let in {when}"
             if not waiting and not self.absent:

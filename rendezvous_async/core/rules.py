@@ -139,7 +139,7 @@ def _count(tally: Tally, notes: Notes, now: float) -> tuple[Step, Notes]:
     held_since, let_in_at = None, math.inf
     if wanted and _holds_back(tally):
         held_since = now if notes.held_since is None else notes.held_since
-        let_in_at = held_since + head.settings.grow
+        let_in_at = held_since + head.settings.grow_seconds
     held_back = wanted if held_since is not None and now < let_in_at else 0
     counted = msgspec.structs.replace(
         head,
@@ -148,7 +148,7 @@ def _count(tally: Tally, notes: Notes, now: float) -> tuple[Step, Notes]:
         returned=returned,
         lost=tally.lost,
         held_back=held_back,
-        let_in=head.settings.grow > 0 and wanted > held_back,
+        let_in=head.settings.grow_seconds > 0 and wanted > held_back,
         uncounted=False,
     )
     until = let_in_at if held_back else math.inf
@@ -168,7 +168,7 @@ def _holds_back(tally: Tally) -> bool:
     """
     head = tally.head
     ends_anyway = bool(tally.lost or tally.returned)
-    return head.settings.grow > 0 and not ends_anyway and not head.let_in and tally.size < tally.shape.most
+    return head.settings.grow_seconds > 0 and not ends_anyway and not head.let_in and tally.size < tally.shape.most
 
 
 def _gather(tally: Tally, notes: Notes, now: float, attempt: str) -> tuple[Step, Notes]:

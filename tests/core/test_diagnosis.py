@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from textwrap import dedent
 
 import msgspec
+import pytest
 from msgspec.structs import replace
 
 from rendezvous_async.core.diagnosis import SHOW_AT_MOST, Absent, Present, Role, Status, diagnose
@@ -320,6 +321,16 @@ def test_newcomers_who_are_held_back() -> None:
     roster = {name: record(f"{name}1", settings=by_hand) for name in "abcd"}
     shown = status(replace(head, held_back=2, settings=by_hand), seats, roster)
     assert "2 newcomers will be let in by grow() (rdzv scale --grow) or by a loss" in text(shown)
+
+
+@pytest.mark.parametrize("grow", [0.0, 5.0, math.inf])
+def test_a_status_is_read_back_from_json(grow: float) -> None:
+    settings = settings_for(parse_sizes("2:6:2"), domain="rack", per_domain=2, grow=grow)
+    head, seats = formed("ab", settings=settings)
+    shown = status(replace(rescaled(head, None, 4), held_back=2), seats, racks("abCD1", settings))
+    data = msgspec.json.encode(shown)
+    assert (b'"grow":null' in data) == (grow == math.inf)
+    assert msgspec.json.decode(data, type=Status) == shown
 
 
 def test_what_holds_since_the_run_was_scaled() -> None:
