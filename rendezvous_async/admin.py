@@ -126,7 +126,8 @@ async def scale_run(
     """Change the sizes that worlds of the run may have, or the target, while it runs; return what holds then.
 
     Nodes that were started with the old sizes still match. A world that is too large now re-forms, and its last ranks
-    become spares; one that is too small is kept until a larger one can form.
+    become spares; one that is too small is kept until a larger one can form. Nodes of a version that cannot scale are
+    out for good, members too.
 
     Args:
         backend: The run's backend.

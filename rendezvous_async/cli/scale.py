@@ -6,6 +6,8 @@ a larger one can form.
 
 With --target, no round has more nodes, and a round of that size forms at once. New --nodes end the old target; so does
 --target 0. --grow lets newcomers in who are held back (rdzv launch --grow, Timeouts.grow).
+
+A run that was scaled requires this version: nodes of an older one are out for good, so upgrade them before.
 """
 
 from __future__ import annotations

@@ -177,7 +177,8 @@ class Rendezvous:
 
         Nodes that were started with the old sizes still match. A world that is too large now re-forms
         (``Change.RESIZED``), and its last ranks become spares; one that is too small is kept until a larger can form.
-        A call without an answer can be repeated: what holds already is no change.
+        Nodes of a version that cannot scale are out for good, members too: upgrade them before. A call without an
+        answer can be repeated: what holds already is no change.
 
         Args:
             nodes: The sizes, as ``connect`` takes them; None keeps them. New sizes drop the old target.

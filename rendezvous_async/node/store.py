@@ -200,8 +200,14 @@ class Store:
         """Return the values of all members by rank, once every member has called this as often as this one has.
 
         A barrier that carries a small value: each member writes one key and waits for one, in which rank 0 puts all.
-        Failed calls do not count, as with ``barrier``. All values together have at most 1 MiB, or a quarter of what the
-        backend takes at once. They stay in the backend until a later barrier or gather, or until the round ends.
+        Failed calls do not count, as with ``barrier``. The values stay in the backend until a later barrier or
+        gather, or until the round ends.
+
+        All values together have at most 1 MiB, or a quarter of what the backend takes in one commit if that is less:
+        256 KiB with etcd, 128 KiB with a classic backend or ``over_state``.
+
+        A member that is lost does not end the call: it waits until the timeout, and the error names the ranks that did
+        not come. Call it inside ``world.until_changed()`` or ``world.while_whole()`` to learn of a loss at once.
 
         Raises:
             ValueError: The value is too large for a world of this size.

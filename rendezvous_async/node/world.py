@@ -168,6 +168,9 @@ class World:
     async def gather(self, value: bytes, timeout: float = DEFAULT_TIMEOUT) -> list[bytes]:
         """Return everybody's small value, by rank, at once with a barrier; see ``Store.gather``.
 
+        A lost member is noticed only when the time is over, unless this is called inside ``until_changed()`` or
+        ``while_whole()``.
+
         Raises:
             ValueError: The value is too large for a world of this size.
             RendezvousTimeoutError: Some did not come in time; the text names their ranks.
