@@ -55,6 +55,7 @@ from rendezvous_async.testing.nodes import RUN, SimulatedNode, now
 from rendezvous_async.testing.programs import Program, elastic
 from rendezvous_async.testing.quiet import NotSettledError, is_quiet, patience_of, until_quiet
 from rendezvous_async.testing.service import ServerKind, TcpNetwork
+from rendezvous_async.testing.wire import Wire
 from rendezvous_async.testing.witness import Witness
 
 __all__ = ["Cluster", "NetworkKind", "NotSettledError"]
@@ -147,6 +148,11 @@ class Cluster:
         if self._network is None:
             raise RuntimeError(f"{self!r} is not entered: use it inside 'async with Cluster(...) as cluster'")
         return self._network
+
+    @property
+    def wire(self) -> Wire:
+        """Its machines and connections: what can be done to these is done there."""
+        return self.network.wire
 
     @property
     def disk(self) -> Disk:

@@ -63,6 +63,11 @@ class Network:
         self._context = copy_context()
         self._epochs = 1
 
+    @property
+    def wire(self) -> Wire:
+        """Raise RuntimeError: there are no connections."""
+        raise RuntimeError("the stand-in loses and delays calls; it has no connections: use Cluster(..., network='wire')")
+
     def reaches(self, node: str) -> bool:
         """Return whether a node and the server can reach each other."""
         return node not in self._cut
