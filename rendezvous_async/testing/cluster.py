@@ -237,8 +237,7 @@ class Cluster:
         for index in range(len(self.nodes)):
             self.start(index)
         await self.settle()
-        worlds = [node.holds for node in self.nodes if node.holds is not None]
-        return sorted(worlds, key=lambda world: world.rank)
+        return sorted((node.holds for node in self.nodes if node.holds is not None), key=lambda world: world.rank)
 
     def crash(self, index: int) -> None:
         """Kill a node, like SIGKILL: nothing of it ever runs again."""
