@@ -28,6 +28,7 @@ from rendezvous_async.settings import (
 from rendezvous_async.sizes import parse_sizes
 from rendezvous_async.sync.backend import READ_TIMEOUT
 from rendezvous_async.sync.params import RendezvousParameters, RendezvousSettings, RendezvousTimeout, whole_number
+from rendezvous_async.texts import quoted
 
 __all__ = [
     "endpoint_options",
@@ -211,7 +212,7 @@ def _word(params: Any, name: str, words: tuple[str, ...]) -> str:
     value = params.get(name, words[0])
     word = value.strip().lower() if isinstance(value, str) else ""
     if word not in words:
-        raise ValueError(f"the rendezvous option {name!r} must be {' or '.join(words)}, not {value!r}")
+        raise ValueError(f"the rendezvous option {name!r} must be {' or '.join(words)}, not {quoted(value)}")
     return word
 
 
@@ -248,7 +249,7 @@ def _fraction(params: Any, name: str) -> timedelta | None:
 
 def _timedelta(name: str, seconds: float) -> timedelta:
     if seconds > MAX_SECONDS:
-        raise ValueError(f"the rendezvous option {name!r} must be at most {MAX_SECONDS} seconds, not {seconds!r}")
+        raise ValueError(f"the rendezvous option {name!r} must be at most {MAX_SECONDS} seconds, not {quoted(seconds)}")
     return timedelta(seconds=seconds)
 
 
@@ -256,7 +257,7 @@ def _count_seconds(params: Any, name: str, default: int) -> int:
     wanted = f"a whole number of seconds from 1 to {MAX_SECONDS}"
     seconds = _count(params, name, default, wanted)
     if not 1 <= seconds <= MAX_SECONDS:
-        raise ValueError(f"the rendezvous option {name!r} must be {wanted}, not {params.get(name)!r}")
+        raise ValueError(f"the rendezvous option {name!r} must be {wanted}, not {quoted(params.get(name))}")
     return seconds
 
 
@@ -267,5 +268,5 @@ def _count(params: Any, name: str, default: int, wanted: str = "a whole number")
         raise TypeError(f"the rendezvous option {name!r} must be a whole number, not None")
     count = whole_number(value)
     if count is None:
-        raise ValueError(f"the rendezvous option {name!r} must be {wanted}, not {value!r}")
+        raise ValueError(f"the rendezvous option {name!r} must be {wanted}, not {quoted(value)}")
     return count

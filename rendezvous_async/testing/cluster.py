@@ -56,6 +56,7 @@ from rendezvous_async.testing.programs import Program, elastic
 from rendezvous_async.testing.quiet import NotSettledError, is_quiet, patience_of, until_quiet
 from rendezvous_async.testing.service import ServerKind, TcpNetwork
 from rendezvous_async.testing.witness import Witness
+from rendezvous_async.texts import quoted
 
 __all__ = ["Cluster", "NetworkKind", "NotSettledError"]
 
@@ -318,7 +319,7 @@ class Cluster:
         """
         network = self._with_log()
         if type(after) is not int or after < 0:
-            raise ValueError(f"after must be a count of at least 0, not {after!r}")
+            raise ValueError(f"after must be a count of at least 0, not {quoted(after)}")
         self._fault("lose power")
         if after:
             network.disk.power_left = after
