@@ -292,7 +292,7 @@ def show_endpoint(given: object) -> str:
     """Return an endpoint for a message, also one that is wrong: without its query, and without a user or password."""
     if not isinstance(given, str):
         is_plain = given is None or isinstance(given, int | float | Endpoint)
-        return repr(given) if is_plain else f"a value of type {type(given).__name__}"
+        return quoted(given) if is_plain else f"a value of type {type(given).__name__}"
     place, _, query = given.partition("?")
     scheme, mark, _ = place.partition("://")
     if "@" in place:
@@ -300,7 +300,7 @@ def show_endpoint(given: object) -> str:
         place = f"...@{host}" if "@" in scheme else f"{scheme}://...@{host}"
     elif "@" in query:  # A password may have a question mark in it.
         place = f"{scheme}://..." if mark else "..."
-    return repr(_SECRET.sub(r"\1=...", place))
+    return quoted(_SECRET.sub(r"\1=...", place))
 
 
 def parse_endpoint(text: str) -> Endpoint:

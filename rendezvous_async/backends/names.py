@@ -81,7 +81,7 @@ def widest(names: tuple[str, ...]) -> tuple[str, ...]:
 def check_key(key: str) -> str:
     """Return ``key`` if it is a valid key; raise ValueError otherwise."""
     if not key or key[-1] == "/":
-        raise ValueError(f"a key must not be empty or end in a slash: {key!r}")
+        raise ValueError(f"a key must not be empty or end in a slash: {quoted(key)}")
     return check_name(key)
 
 

@@ -139,9 +139,11 @@ def find_endpoint(kind: str, params: RendezvousParameters) -> Endpoint:
     if "://" in text:
         endpoint = parse_endpoint(text)
         if endpoint.scheme.removesuffix("s") != kind.removesuffix("s"):
-            raise ValueError(f"the endpoint {text!r} does not fit the backend {params.backend}")
+            raise ValueError(f"the endpoint {quoted(text)} does not fit the backend {params.backend}")
         if kind == "etcd" and params.get("protocol") is not None and encrypted != (endpoint.scheme == "etcds"):
-            raise ValueError(f"the endpoint {text!r} and protocol={params.get('protocol')!r} contradict each other")
+            raise ValueError(
+                f"the endpoint {quoted(text)} and protocol={params.get('protocol')!r} contradict each other"
+            )
         return endpoint
     match kind:
         case "tcp":

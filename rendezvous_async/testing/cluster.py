@@ -224,7 +224,7 @@ class Cluster:
 
     def _node(self, index: object) -> SimulatedNode:
         if type(index) is not int or not 0 <= index < len(self.nodes):
-            raise ValueError(f"there is no node {index!r}: this cluster has the nodes 0 to {len(self.nodes) - 1}")
+            raise ValueError(f"there is no node {quoted(index)}: this cluster has the nodes 0 to {len(self.nodes) - 1}")
         return self.nodes[index]
 
     async def join_all(self) -> list[World]:
