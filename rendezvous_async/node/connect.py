@@ -112,6 +112,11 @@ def connect(
         raise ValueError(
             f"ranks={quoted(ranks)} needs the label {settings.label!r} on every node, not {quoted(labels)}"
         )
+    for label, meaning in ((settings.label, f"ranks={quoted(ranks)}"), (domain, f"domain={quoted(domain)}")):
+        if label and labels.get(label) == "":
+            raise ValueError(
+                f"the label {quoted(label)} is empty, and {meaning} goes by its value: give it one, or leave it out"
+            )
     if (endpoint is None) == (backend is None):
         shown = show_endpoint(endpoint)
         raise ValueError(f"connect needs an endpoint or a backend, and not both; the endpoint is {shown}")

@@ -13,8 +13,10 @@ from rendezvous_async.testing.nodes import SimulatedNode
 from rendezvous_async.testing.service import ServerKind
 from rendezvous_async.texts import quoted
 
-__all__ = ["NetworkKind", "check_arguments", "check_count", "check_seed", "check_sides", "check_step"]
+__all__ = ["MAX_CHANGES", "NetworkKind", "check_arguments", "check_count", "check_seed", "check_sides", "check_step"]
 
+MAX_CHANGES = 1_000_000
+"""Upper bound on the changes of a disk after which its power is cut."""
 NetworkKind: TypeAlias = Literal["wire", "stand-in"]
 
 
