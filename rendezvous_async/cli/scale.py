@@ -34,8 +34,12 @@ def configure(parser: Parser) -> None:
 def run(options: Namespace) -> int:
     import anyio
 
+    from rendezvous_async.sizes import parse_sizes
+
     if options.nodes is None and options.target is None and not options.grow:
         raise Failure(Exit.USAGE, "say what to change: --nodes, --target or both, or --grow; see rdzv scale --help")
+    if options.nodes is not None:
+        parse_sizes(options.nodes)
     return anyio.run(_scale, options)
 
 

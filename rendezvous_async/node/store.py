@@ -19,6 +19,7 @@ from rendezvous_async.backends.base import Backend, Commit, Condition, Delete, E
 from rendezvous_async.core.state import round_key
 from rendezvous_async.errors import RendezvousFencedError, RendezvousTimeoutError
 from rendezvous_async.settings import check_seconds, encode_segment
+from rendezvous_async.texts import quoted
 
 __all__ = ["Store"]
 
@@ -215,7 +216,7 @@ class Store:
             RendezvousFencedError: The round is over.
         """
         if not isinstance(value, bytes | bytearray | memoryview):
-            raise TypeError(f"a value to gather must be bytes, not {value!r:.200}")
+            raise TypeError(f"a value to gather must be bytes, not {quoted(value)}")
         value = bytes(value)
         most = min(MAX_GATHERED, self._backend.max_bytes // 4) // self._size
         if len(value) > most:
@@ -370,5 +371,5 @@ def _bytes(value: bytes | str) -> bytes:
     if isinstance(value, str):
         return value.encode()
     if not isinstance(value, bytes | bytearray | memoryview):
-        raise TypeError(f"a value must be bytes or a string, not {value!r}")
+        raise TypeError(f"a value must be bytes or a string, not {quoted(value)}")
     return bytes(value)
