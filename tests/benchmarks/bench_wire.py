@@ -208,9 +208,10 @@ async def measure(nodes: int) -> None:
         for index in range(nodes):
             cluster.start(index)
         await phase("a world is formed", cluster, full(cluster, nodes))
-        begin = anyio.current_time()
-        await phase("20 s of nothing", cluster, lambda: anyio.current_time() >= begin + 20)
-        METER.rest = METER.cpu / nodes / 20
+        forming, begin = METER.cpu, anyio.current_time()
+        await phase("10 s of nothing", cluster, lambda: anyio.current_time() >= begin + 10)
+        METER.rest = METER.cpu / nodes / 10
+        print(f"forming took {(forming / nodes - METER.rest * begin) * 1e6:.0f} us/node more than at rest", flush=True)
         coordinator = next(i for i, node in enumerate(cluster.nodes) if node.name == coordinator_of(cluster))
         cluster.crash(coordinator)
         await phase("another coordinator", cluster, lambda: coordinator_of(cluster) != cluster.nodes[coordinator].name)
