@@ -18,6 +18,7 @@ import gc
 import logging
 import random
 import resource
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable
@@ -255,8 +256,13 @@ async def phase(what: str, cluster: Cluster, done: Callable[[], bool]) -> None:
     """Wait until it is over, and print what it took."""
     METER.reset()
     begin, cpu = anyio.current_time(), time.process_time()
+    told = time.perf_counter()
     while not done():
         await anyio.sleep(0.05)
+        if time.perf_counter() > told + 60:
+            told = time.perf_counter()
+            at, keys = anyio.current_time() - begin, len(cluster._witness.entries)
+            print(f"  {what}: {at:.1f} s, {keys} keys, {dict(METER.requests)}", file=sys.stderr, flush=True)
         if anyio.current_time() > begin + 300:
             print(f"{what}: not within 300 s: {cluster.head()}", flush=True)
             return
