@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from enum import StrEnum
 from weakref import WeakSet
 
@@ -12,6 +12,7 @@ import msgspec
 
 from rendezvous_async.aio import clock
 from rendezvous_async.aio.signal import Notice
+from rendezvous_async.logs import ROUND
 from rendezvous_async.texts import printable
 
 __all__ = ["Event", "EventKind", "Events"]
@@ -76,10 +77,12 @@ class Events:
 
     Args:
         who: The run and the node, for the log.
+        fields: What log records carry in ``extra=``.
     """
 
-    def __init__(self, who: str = "") -> None:
+    def __init__(self, who: str = "", fields: Mapping[str, object] | None = None) -> None:
         self._who = who
+        self._fields: Mapping[str, object] = fields or {}
         self._readers: WeakSet[_Reader] = WeakSet()
         self._listeners: list[Callable[[Event], None]] = []
         self._ended = False
@@ -94,9 +97,8 @@ class Events:
         """Log an event, then hand it to listeners and readers."""
         level, text = _LOGGED.get(kind, (logging.NOTSET, ""))
         if text and _log.isEnabledFor(level):
-            _log.log(
-                level, "%s: %s", self._who, text.format(round=round, detail=printable(detail) or "no reason given")
-            )
+            said = text.format(round=round, detail=printable(detail) or "no reason given")
+            _log.log(level, "%s: %s", self._who, said, extra={**self._fields, ROUND: round} if round else self._fields)
         if not self._was_asked:
             return
         event = Event(kind, clock.now(), round, detail)
@@ -104,7 +106,7 @@ class Events:
             try:
                 listener(event)
             except Exception:  # It may run in the middle of the backend's work, which must not fail.
-                _log.exception("a listener failed on %s", event)
+                _log.exception("a listener failed on %s", event, extra=self._fields)
         for reader in self._readers:
             reader.take(event)
 

@@ -32,6 +32,7 @@ from rendezvous_async.errors import (
     RendezvousSessionError,
     RendezvousTimeoutError,
 )
+from rendezvous_async.logs import ROUND
 from rendezvous_async.node.events import Event, EventKind
 from rendezvous_async.node.membership import Membership
 from rendezvous_async.node.participant import Participant
@@ -70,7 +71,9 @@ class Rendezvous:
         self._who = who
         self._identity = identity
         self._outage = Outage(
-            f"run {run_id!r}: node {who.node}", source if isinstance(source, Endpoint) else "the backend"
+            f"run {run_id!r}: node {who.node}",
+            source if isinstance(source, Endpoint) else "the backend",
+            fields=who.fields,
         )
         self._joining = False
         self._life = ""
@@ -118,11 +121,11 @@ class Rendezvous:
         if self._joining:
             raise RuntimeError(f"{self!r}: join() is already under way")
         self._joining = True
-        _log.info("run %r: node %s is joining", self.run_id, self.node)
+        _log.info("run %r: node %s is joining", self.run_id, self.node, extra=self._who.fields)
         world: World | None = None
         try:
             world = await self._join(supervisor)
-            self.world, self._reported = world, None
+            self.world, self._reported, self._who.fields[ROUND] = world, None, world.round
             self._who.events.emit(EventKind.JOINED, world.round, f"rank {world.rank} of {world.size}")
             return world
         finally:
