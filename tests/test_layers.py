@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("core", "backends"),
     ("admin",),
     ("node.events", "node.addresses", "node.goodbye"),
+    ("telemetry",),
     ("node.view", "node.participant"),
     ("node.keep_alive", "node.translation"),
     ("node.coordinator", "node.store"),
@@ -59,7 +60,8 @@ OWNERS = {
     "rich": ("cli",),
     "shtab": ("cli",),
     "h11": ("page",),
-    "prometheus_client": ("page",),
+    "prometheus_client": ("page", "telemetry.metrics"),
+    "opentelemetry": ("telemetry.spans",),
 }
 """Packages that only one part may import, since they are heavy, or not there at all."""
 
