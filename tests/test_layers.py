@@ -25,6 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("aio",),
     ("core", "backends"),
     ("admin",),
+    ("runs",),
     ("node.events", "node.addresses", "node.goodbye"),
     ("telemetry",),
     ("node.view", "node.participant"),

@@ -17,7 +17,8 @@ from prometheus_client.registry import Collector
 
 from rendezvous_async.backends.tcp.server.counts import Durations
 from rendezvous_async.core.diagnosis import Role, Status
-from rendezvous_async.page.overview import Overview, RunState
+from rendezvous_async.page.overview import Overview
+from rendezvous_async.runs import RunState
 from rendezvous_async.telemetry.labels import label_value
 
 __all__ = ["CONTENT_TYPE_LATEST", "Metrics"]

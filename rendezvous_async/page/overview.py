@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
 
 import msgspec
 
@@ -21,15 +20,14 @@ from rendezvous_async.core.changes import changes
 from rendezvous_async.core.diagnosis import Status
 from rendezvous_async.core.state import COORDINATOR, NODES, SEATS, STATE, Phase, node_of
 from rendezvous_async.errors import RendezvousStateError
+from rendezvous_async.runs import RunState, state_of
 from rendezvous_async.settings import decode_segment, encode_segment
 
-__all__ = ["Happened", "Overview", "RunState", "ShownRun"]
+__all__ = ["Happened", "Overview", "ShownRun"]
 
 PREFIX = f"{DEFAULT_NAMESPACE}/"
 REMEMBERED = 20
 SHOWN_RUNS = 200
-STUCK_AFTER = 10.0
-"""Seconds beyond its last call for which nodes of a run wait before it counts as stuck."""
 FORMATION_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 HEAD_ENDING = f"/{STATE}"
 HEAD_DEPTH = 2
@@ -42,17 +40,6 @@ class Happened(msgspec.Struct, frozen=True):
 
     seconds_ago: float
     what: str
-
-
-class RunState(StrEnum):
-    """The state of a run in one word."""
-
-    FORMED = "formed"
-    WAITING = "waiting"
-    STUCK = "stuck"
-    IDLE = "idle"
-    CLOSED = "closed"
-    DAMAGED = "damaged"
 
 
 class ShownRun(msgspec.Struct, frozen=True):
@@ -129,15 +116,10 @@ class Overview:
         return sorted(self.run_ids(), key=place)
 
     def _state(self, run_id: str, now: float) -> RunState:
+        if run_id in self._damaged:
+            return RunState.DAMAGED
         status = self._last.get(run_id)
-        if run_id in self._damaged or status is None:
-            return RunState.DAMAGED if run_id in self._damaged else RunState.IDLE
-        if status.closed is not None:
-            return RunState.CLOSED
-        if run_id in self._waiting_since:
-            patience = STUCK_AFTER + (0.0 if status.settings is None else status.settings.last_call)
-            return RunState.STUCK if now - self._waiting_since[run_id] > patience else RunState.WAITING
-        return RunState.FORMED if status.phase is Phase.FORMED else RunState.IDLE
+        return RunState.IDLE if status is None else state_of(status, now - self._waiting_since.get(run_id, now))
 
     def status(self, run_id: str) -> Status:
         """Return a run's status.
