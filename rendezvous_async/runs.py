@@ -13,7 +13,7 @@ from rendezvous_async.core.state import COORDINATOR, NODES, SEATS, STATE, Phase
 from rendezvous_async.errors import RendezvousStateError
 from rendezvous_async.settings import decode_segment
 
-__all__ = ["RunState", "read_runs", "state_of", "statuses_in"]
+__all__ = ["RunState", "patience_of", "read_runs", "state_of", "statuses_in"]
 
 STUCK_AFTER = 10.0
 """Seconds beyond its last call for which nodes of a run wait before it counts as stuck."""
@@ -45,8 +45,12 @@ def state_of(status: Status | None, waiting_seconds: float = 0.0) -> RunState:
         return RunState.IDLE
     if status.phase is Phase.FORMED and not status.absent and not status.nodes(Role.BACK):
         return RunState.FORMED
-    patience = STUCK_AFTER + (0.0 if status.settings is None else status.settings.last_call)
-    return RunState.STUCK if waiting_seconds > patience else RunState.WAITING
+    return RunState.STUCK if waiting_seconds > patience_of(status) else RunState.WAITING
+
+
+def patience_of(status: Status) -> float:
+    """Return the seconds after which a run whose nodes wait counts as stuck."""
+    return STUCK_AFTER + (0.0 if status.settings is None else status.settings.last_call)
 
 
 async def read_runs(backend: Backend) -> dict[str, Status | RendezvousStateError]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -17,9 +18,11 @@ from rendezvous_async.backends.base import DEFAULT_NAMESPACE, Listing
 from rendezvous_async.backends.tcp import TcpServer
 from rendezvous_async.backends.tcp.server.counts import Durations
 from rendezvous_async.core.changes import changes
+from rendezvous_async.core.codec import decode
 from rendezvous_async.core.diagnosis import Status
-from rendezvous_async.core.state import COORDINATOR, NODES, SEATS, STATE, Phase, node_of
+from rendezvous_async.core.state import COORDINATOR, NODES, SEATS, STATE, Node, Phase, node_of
 from rendezvous_async.errors import RendezvousStateError
+from rendezvous_async.page.summary import Moment, RunSummary, summary_of
 from rendezvous_async.runs import RunState, state_of
 from rendezvous_async.settings import decode_segment, encode_segment
 
@@ -28,6 +31,8 @@ __all__ = ["Happened", "Overview", "ShownRun"]
 PREFIX = f"{DEFAULT_NAMESPACE}/"
 REMEMBERED = 20
 SHOWN_RUNS = 200
+DESCRIBED_NODES = 5000
+SHOWN_LABELS = 8
 FORMATION_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 HEAD_ENDING = f"/{STATE}"
 HEAD_DEPTH = 2
@@ -53,6 +58,7 @@ class ShownRun(msgspec.Struct, frozen=True):
         last_seen: For each node, the seconds since its last keep-alive.
         changes: The latest changes, newest first.
         state: The state in one word.
+        labels: What nodes say about themselves, by node; cut off if there is much of it.
         waiting_seconds: For how long nodes have been waiting for the next round; 0 if none is.
     """
 
@@ -64,6 +70,7 @@ class ShownRun(msgspec.Struct, frozen=True):
     changes: list[Happened]
     state: RunState
     waiting_seconds: float
+    labels: dict[str, dict[str, str]]
 
 
 class Overview:
@@ -72,14 +79,15 @@ class Overview:
     Attributes:
         rounds_formed: Rounds formed in all runs since this object was created.
         formations: How long that took, from when the first node waited.
+        listeners: Called with the runs that have changed; must not raise.
     """
 
     def __init__(self, server: TcpServer) -> None:
         self.server = server
         self.rounds_formed = 0
         self.formations = Durations(FORMATION_BOUNDS)
-        self._last: dict[str, Status] = {}
-        self._damaged: set[str] = set()
+        self.listeners: list[Callable[[Sequence[str]], None]] = []
+        self._last: dict[str, Status | None] = {}
         self._rounds: dict[str, int] = {}
         self._waiting_since: dict[str, float] = {}
         self._happened: dict[str, deque[tuple[float, str]]] = {}
@@ -98,14 +106,17 @@ class Overview:
 
     def runs(self) -> list[ShownRun]:
         """Describe the runs, the stuck ones and then the most recently changed first, up to ``SHOWN_RUNS``."""
-        return [self._describe(run_id) for run_id in self._ranked()[:SHOWN_RUNS]]
+        self.look()
+        return [self.describe(run_id) for run_id in self.ranked()[:SHOWN_RUNS]]
 
     def states(self) -> Counter[RunState]:
         """Return how many runs are in each state, also of those that are not shown."""
+        self.look()
         now = clock.now()
-        return Counter(self._state(run_id, now) for run_id in {**self._last, **dict.fromkeys(self._damaged)})
+        return Counter(self._state(run_id, now) for run_id in self._last)
 
-    def _ranked(self) -> list[str]:
+    def ranked(self) -> list[str]:
+        """Return all runs as of the last look, the stuck ones and then the most recently changed first."""
         now = clock.now()
 
         def place(run_id: str) -> tuple[bool, float]:
@@ -113,13 +124,23 @@ class Overview:
                 return False, self._waiting_since[run_id]
             return True, -self._changed_at(run_id)
 
-        return sorted(self.run_ids(), key=place)
+        return sorted(self._last, key=place)
+
+    def state(self, run_id: str) -> RunState:
+        """Return the state of a run, as of the last look."""
+        return self._state(run_id, clock.now())
+
+    def summary(self, run_id: str) -> RunSummary | None:
+        """Return a run in brief, as of the last look; None if there is no such run."""
+        if run_id not in self._last:
+            return None
+        happened = [Moment(at, what) for at, what in reversed(self._happened.get(run_id, deque()))]
+        status = self._last[run_id]
+        since = self._waiting_since.get(run_id)
+        return summary_of(run_id, status, self._state(run_id, clock.now()), since, happened)
 
     def _state(self, run_id: str, now: float) -> RunState:
-        if run_id in self._damaged:
-            return RunState.DAMAGED
-        status = self._last.get(run_id)
-        return RunState.IDLE if status is None else state_of(status, now - self._waiting_since.get(run_id, now))
+        return state_of(self._last[run_id], now - self._waiting_since.get(run_id, now))
 
     def status(self, run_id: str) -> Status:
         """Return a run's status.
@@ -139,23 +160,31 @@ class Overview:
         prefix = f"{PREFIX}{encode_segment(run_id)}/"
         return self.server.table.list(prefix + name).relative_to(prefix)
 
-    def _describe(self, run_id: str) -> ShownRun:
+    def describe(self, run_id: str) -> ShownRun:
+        """Describe a run in full, as it is now."""
         now = clock.now()
-        seen = {}
+        seen: dict[str, float] = {}
+        labels: dict[str, dict[str, str]] = {}
         for entry in self._list(run_id, NODES).entries:
+            if len(seen) >= DESCRIBED_NODES:
+                break
             at = None if entry.session is None else self.server.table.refreshed_at(entry.session)
             if at is not None:
                 seen[node_of(entry.key)] = round(max(0.0, now - at), 2)
+            with suppress(RendezvousStateError):
+                own = decode(Node, entry.value, entry.key).labels
+                if own:
+                    labels[node_of(entry.key)] = {key[:64]: own[key][:64] for key in [*own][:SHOWN_LABELS]}
         happened = [
             Happened(round(max(0.0, now - at), 1), what) for at, what in reversed(self._happened.get(run_id, deque()))
         ]
         try:
             status = self.status(run_id)
         except RendezvousStateError as error:
-            return ShownRun(run_id, None, str(error), [str(error)], seen, happened, RunState.DAMAGED, 0.0)
+            return ShownRun(run_id, None, str(error), [str(error)], seen, happened, RunState.DAMAGED, 0.0, labels)
         waiting = round(max(0.0, now - self._waiting_since.get(run_id, now)), 1)
-        state = self._state(run_id, now)
-        return ShownRun(run_id, status, str(status), status.why(), seen, happened, state, waiting)
+        state = state_of(status, waiting)
+        return ShownRun(run_id, status, str(status), status.why(), seen, happened, state, waiting, labels)
 
     # Changes
 
@@ -195,6 +224,12 @@ class Overview:
         elif head.phase is Phase.GATHERING or head.lost or head.returned:
             self._waiting_since.setdefault(run_id, clock.now())
 
+    def look(self) -> None:
+        """Look now at what has changed, instead of in a moment."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._note_changes()
+
     def _note_changes(self) -> None:
         self._timer = None
         now = clock.now()
@@ -203,10 +238,9 @@ class Overview:
             try:
                 status = self.status(run_id)
             except RendezvousStateError:
-                self._damaged.add(run_id)
+                self._last[run_id] = None
                 continue
-            self._damaged.discard(run_id)
-            if status.settings is None:
+            if status.settings is None and not status.here:
                 self._last.pop(run_id, None)
                 self._happened.pop(run_id, None)
                 continue
@@ -219,6 +253,8 @@ class Overview:
             happened = self._happened.setdefault(run_id, deque(maxlen=REMEMBERED))
             happened.extend((now, what) for what in found)
         self._took = clock.now() - now
+        for listener in self.listeners:
+            listener(dirty)
 
     def close(self) -> None:
         """Stop following."""
