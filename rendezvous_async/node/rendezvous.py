@@ -15,7 +15,7 @@ from types import TracebackType
 
 import anyio
 
-from rendezvous_async.admin import close_run, evict_node, let_newcomers_in, read_status, scale_run
+from rendezvous_async.admin import check_reason, close_run, evict_node, let_newcomers_in, read_status, scale_run
 from rendezvous_async.aio import clock
 from rendezvous_async.aio.deadline import Deadline, answer_within
 from rendezvous_async.backends.base import Backend
@@ -40,6 +40,7 @@ from rendezvous_async.node.participant import Participant
 from rendezvous_async.node.supervisor import Supervisor
 from rendezvous_async.node.world import World
 from rendezvous_async.settings import Endpoint, Settings
+from rendezvous_async.texts import quoted
 
 __all__ = ["Rendezvous", "Worlds"]
 
@@ -97,6 +98,14 @@ class Rendezvous:
             from rendezvous_async.telemetry.spans import NodeSpans
 
             self.listen(NodeSpans(self.run_id, self.node))
+        domain = self.settings.domain
+        if domain and domain not in self._identity.labels:
+            _log.warning(
+                "run %r: node %s has no label %r, which names its domain, so it can only be a spare: give it one with "
+                "labels= (rdzv launch --label, option label_%s)",
+                *(self.run_id, self.node, domain, domain),
+                extra=self._who.fields,
+            )
         self._supervisor = Supervisor(self._who, self.run_id, self._source, self._options, self._outage)
         return self
 
@@ -165,8 +174,10 @@ class Rendezvous:
         """Close the run for everyone, finally. A run that is closed already stays as it is.
 
         Raises:
+            ValueError: The reason is no string that can be stored.
             RendezvousConnectionError: The backend did not answer within ``timeouts.close``.
         """
+        check_reason(reason)
         supervisor = await self._entered()
         self._who.events.emit(EventKind.CLOSING, detail=reason)
         with answer_within(self._who.timeouts.close, f"close run {self.run_id!r}", supervisor.trouble):
@@ -184,7 +195,8 @@ class Rendezvous:
 
         Nodes that were started with the old sizes still match. A world that is too large now re-forms
         (``Change.RESIZED``), and its last ranks become spares; one that is too small is kept until a larger can form.
-        A call without an answer can be repeated: what holds already is no change.
+        Nodes of a version that cannot scale are out for good, members too: upgrade them before. A call without an
+        answer can be repeated: what holds already is no change.
 
         Args:
             nodes: The sizes, as ``connect`` takes them; None keeps them. New sizes drop the old target.
@@ -200,10 +212,14 @@ class Rendezvous:
         with answer_within(self._who.timeouts.close, f"scale run {self.run_id!r}", supervisor.trouble):
             return await scale_run(await supervisor.open_backend(), nodes, target)
 
-    async def grow(self) -> None:
+    async def grow(self) -> int:
         """Let in newcomers that are held back (``Timeouts.grow``), at a checkpoint for example; a no-op without any.
 
         All members learn ``Change.NODES_WAITING``; one of them is enough to call this.
+
+        Returns:
+            How many were held back. Right after ``scale()`` nobody has counted them yet, and it is 0: whoever fits now
+            is let in nevertheless.
 
         Raises:
             RendezvousClosedError: The run is closed.
@@ -212,12 +228,12 @@ class Rendezvous:
         """
         supervisor = await self._entered()
         with answer_within(self._who.timeouts.close, f"grow run {self.run_id!r}", supervisor.trouble):
-            await let_newcomers_in(await supervisor.open_backend())
+            return await let_newcomers_in(await supervisor.open_backend())
 
     async def evict(self, node: str) -> bool:
         """Remove another node; it learns that it is out, and may join again. False if it is not here."""
         supervisor = await self._entered()
-        with answer_within(self._who.timeouts.close, f"evict node {node!r}", supervisor.trouble):
+        with answer_within(self._who.timeouts.close, f"evict node {quoted(node)}", supervisor.trouble):
             return await evict_node(await supervisor.open_backend(), node)
 
     async def status(self) -> Status:

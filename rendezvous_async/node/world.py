@@ -19,6 +19,7 @@ from rendezvous_async.core.state import SEATS, Closed, Member, Seat, node_of
 from rendezvous_async.errors import RendezvousError, RendezvousFencedError
 from rendezvous_async.node.membership import Membership
 from rendezvous_async.node.store import DEFAULT_TIMEOUT, Store
+from rendezvous_async.texts import quoted
 
 __all__ = ["Glance", "UntilChanged", "World"]
 
@@ -112,9 +113,10 @@ class World:
         return UntilChanged(self._membership.view.changed, lambda: first_wanted(self._changes(), wanted))
 
     def while_whole(self) -> UntilChanged:
-        """Return a block for ``async with`` whose body needs every member: newcomers do not end it.
+        """Return a block for ``async with`` whose body needs every member: newcomers and scaling do not end it.
 
-        The body is cancelled as soon as a member no longer takes part: it was lost, or it is back at the barrier.
+        The body is cancelled as soon as a member no longer takes part: it was lost, or it is back at the barrier (as
+        members are soon if the run was scaled so that this world is too large).
         """
         return UntilChanged(self._membership.view.changed, self._breach)
 
@@ -126,10 +128,10 @@ class World:
         return changes_of(head, self._joined)
 
     def _breach(self) -> Change | None:
-        """Return what has happened to this world, unless there are only newcomers, who do not belong to it."""
+        """Return what has happened to this world, unless all its members still take part."""
         change, head = self.change, self._membership.view.head
-        is_newcomer = change is Change.NODES_WAITING and head is not None and not head.returned
-        return None if is_newcomer else change
+        is_whole = change in (Change.RESIZED, Change.NODES_WAITING) and head is not None and not head.returned
+        return None if is_whole else change
 
     def glance(self, now: float) -> Glance:
         """Return what was pushed so far, without a loop: the one method that other threads may call.
@@ -166,6 +168,9 @@ class World:
 
     async def gather(self, value: bytes, timeout: float = DEFAULT_TIMEOUT) -> list[bytes]:
         """Return everybody's small value, by rank, at once with a barrier; see ``Store.gather``.
+
+        A lost member is noticed only when the time is over, unless this is called inside ``until_changed()`` or
+        ``while_whole()``.
 
         Raises:
             ValueError: The value is too large for a world of this size.
@@ -227,5 +232,5 @@ def _check_changes(changes: tuple[Change, ...]) -> Container[Change]:
     given: tuple[object, ...] = changes
     for change in given:
         if not isinstance(change, Change):
-            raise TypeError(f"a change must be one of {', '.join(map(str, Change))}, not {change!r}")
+            raise TypeError(f"a change must be one of {', '.join(map(str, Change))}, not {quoted(change)}")
     return changes or tuple(Change)

@@ -1,9 +1,9 @@
 """Live news of all runs as server-sent events, the same bytes for every reader.
 
 A new reader gets everything that is shown, then what changes: each changed run once, in brief, however often it has
-changed in between. Work is bounded: news go out at most every ``EVERY`` seconds and take at most 5 % of the server's
-time, and a run is encoded once for all readers. Memory is bounded, too: there are at most ``MAX_READERS``, and one that
-does not read gets nothing until it reads again, and then everything anew.
+changed in between. Work is bounded: news go out at most every ``EVERY`` seconds, and at most 5 % of the server's time
+is spent on them, or once in ``LONGEST_PAUSE`` seconds; a run is encoded once for all readers. Memory is bounded, too:
+there are at most ``MAX_READERS``, and one that does not read gets nothing until it reads again, and then everything.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ __all__ = ["Live", "LiveReader"]
 
 MAX_READERS = 32
 EVERY = 0.5
+LONGEST_PAUSE = 5.0
 BEAT = 10.0
 """Seconds between two signs of life, so that both sides notice a dead connection."""
 
@@ -134,7 +135,7 @@ class Live:
 
     def _set_timer(self) -> None:
         if self._timer is None:
-            due = self._told_at + max(EVERY, 20 * self._took) - clock.now()
+            due = self._told_at + min(max(EVERY, 20 * self._took), LONGEST_PAUSE) - clock.now()
             self._timer = asyncio.get_running_loop().call_later(max(0.0, due), self._tell)
 
     def _send_beat(self) -> None:

@@ -38,6 +38,8 @@ HEAD_ENDING = f"/{STATE}"
 HEAD_DEPTH = 2
 """How many slashes the key of a run's head has."""
 LOOK_AFTER = 0.1
+LONGEST_PAUSE = 5.0
+"""One look that took long, on a machine that was busy, does not keep the page back for longer."""
 
 
 class Happened(msgspec.Struct, frozen=True):
@@ -200,7 +202,7 @@ class Overview:
                 self._follow_head(*run_ids([key]))
         if self._dirty and self._timer is None:
             # A large run changes a thousand times while it forms; looking may use at most 5 % of the server's time.
-            delay = max(LOOK_AFTER, 20 * self._took)
+            delay = min(max(LOOK_AFTER, 20 * self._took), LONGEST_PAUSE)
             self._timer = asyncio.get_running_loop().call_later(delay, self._note_changes)
 
     def _follow_head(self, run_id: str) -> None:

@@ -41,6 +41,7 @@ from rendezvous_async.sync.place import Place
 from rendezvous_async.sync.portal import LoopLease
 from rendezvous_async.sync.prefix import under_prefix
 from rendezvous_async.sync.store import BlockingStore, RendezvousStoreInfo
+from rendezvous_async.texts import quoted
 
 __all__ = ["DynamicRendezvousHandler", "Round"]
 
@@ -62,7 +63,8 @@ class Round:
         size: The number of members.
         address: This node's address for the others.
         store: The round's store.
-        setup: The same store, but its calls fail as soon as a member is lost, so that no member waits in vain.
+        setup: The same store, but its calls fail as soon as a member is lost or goes back to the barrier, so that no
+            member waits in vain. Newcomers and scaling alone do not make them fail.
     """
 
     def __init__(self, world: World, address: str, lease: LoopLease) -> None:
@@ -79,7 +81,7 @@ class Round:
         return f"<Round {self.number} rank={self.rank} size={self.size}>"
 
     def check(self) -> None:
-        """Raise if a member was lost."""
+        """Raise if a member was lost or went back to the barrier."""
         self._call_while_whole(checkpoint)
 
     def _call_while_whole(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
@@ -126,7 +128,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         labels: Mapping[str, str] | None = None,
     ) -> None:
         if store is not None and not all(callable(getattr(store, name, None)) for name in ("get", "set")):
-            raise TypeError(f"a store has get() and set(), unlike {store!r}")
+            raise TypeError(f"a store has get() and set(), unlike {quoted(store)}")
         self.settings = settings
         self.node: str = f"{socket.gethostname()}_{os.getpid()}_{random.Random().getrandbits(32):08x}"
         self._fields = log_fields(settings.run_id, self.node, 0)
@@ -141,12 +143,6 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._end: ClosedRun | None = None
         self._connect = partial(_connect, settings, dict(labels or {}), self.node)
         self._connect(self._address)  # Reject invalid settings here, not at the first join.
-        if settings.domain and settings.domain not in (labels or {}):
-            _log.warning(
-                "node %s has no label %r, the domain of run %r, so it can only be a spare: set the option label_%s",
-                *(self.node, settings.domain, settings.run_id, settings.domain),
-                extra=self._fields,
-            )
 
     @classmethod
     def from_backend(
@@ -175,7 +171,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             keep_alive_max_attempt: Consecutive missed keep-alives after which this node counts as lost.
         """
         if isinstance(keep_alive_interval, bool) or not isinstance(keep_alive_interval, int | float):
-            raise TypeError(f"keep_alive_interval must be a number of seconds, not {keep_alive_interval!r}")
+            raise TypeError(f"keep_alive_interval must be a number of seconds, not {quoted(keep_alive_interval)}")
         settings = RendezvousSettings(
             run_id,
             min_nodes,

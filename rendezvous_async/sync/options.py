@@ -29,6 +29,7 @@ from rendezvous_async.settings import (
 from rendezvous_async.sizes import parse_sizes
 from rendezvous_async.sync.backend import READ_TIMEOUT
 from rendezvous_async.sync.params import RendezvousParameters, RendezvousSettings, RendezvousTimeout, whole_number
+from rendezvous_async.texts import quoted
 
 __all__ = [
     "endpoint_options",
@@ -117,14 +118,21 @@ def read_settings(params: RendezvousParameters) -> RendezvousSettings:
         _count(params, "keep_alive_max_attempt", 5),
         str(params.get("ranks", "sticky")),
         _sizes(params),
-        params.get("domain", ""),
+        _domain(params),
         _count(params, "per_domain", 1),
     )
 
 
 def read_labels(params: RendezvousParameters) -> dict[str, str]:
     """Return the node's labels: the options ``label_<name>``."""
-    return {name.removeprefix(_LABEL): str(value) for name, value in params.config.items() if name.startswith(_LABEL)}
+    labels = {}
+    for option, value in params.config.items():
+        if option.startswith(_LABEL):
+            name = option.removeprefix(_LABEL)
+            if not name or value is None:
+                raise ValueError(f"the rendezvous option {option!r} must be label_<name> with a value, not {value!r}")
+            labels[name] = str(value)
+    return labels
 
 
 def read_timeout(params: Any) -> timedelta:
@@ -139,9 +147,11 @@ def find_endpoint(kind: str, params: RendezvousParameters) -> Endpoint:
     if "://" in text:
         endpoint = parse_endpoint(text)
         if endpoint.scheme.removesuffix("s") != kind.removesuffix("s"):
-            raise ValueError(f"the endpoint {text!r} does not fit the backend {params.backend}")
+            raise ValueError(f"the endpoint {quoted(text)} does not fit the backend {params.backend}")
         if kind == "etcd" and params.get("protocol") is not None and encrypted != (endpoint.scheme == "etcds"):
-            raise ValueError(f"the endpoint {text!r} and protocol={params.get('protocol')!r} contradict each other")
+            raise ValueError(
+                f"the endpoint {quoted(text)} and protocol={params.get('protocol')!r} contradict each other"
+            )
         return endpoint
     match kind:
         case "tcp":
@@ -215,7 +225,7 @@ def _word(params: Any, name: str, words: tuple[str, ...]) -> str:
     value = params.get(name, words[0])
     word = value.strip().lower() if isinstance(value, str) else ""
     if word not in words:
-        raise ValueError(f"the rendezvous option {name!r} must be {' or '.join(words)}, not {value!r}")
+        raise ValueError(f"the rendezvous option {name!r} must be {' or '.join(words)}, not {quoted(value)}")
     return word
 
 
@@ -236,6 +246,14 @@ def _sizes(params: Any) -> str:
         raise ValueError(f"the rendezvous option 'sizes': {error}") from None
 
 
+def _domain(params: Any) -> Any:
+    """Return the label whose values are domains; an empty name is a variable that is not set in somebody's script."""
+    domain = params.get("domain")
+    if domain == "":
+        raise ValueError("the rendezvous option 'domain' must be the name of a label, not ''; leave it out for none")
+    return "" if domain is None else domain
+
+
 def _grow(params: Any) -> timedelta | None:
     """Return how long to hold newcomers back: 0 or more; ``timedelta.max`` for ``inf``."""
     name, value = "grow_timeout", params.get("grow_timeout")
@@ -252,7 +270,7 @@ def _fraction(params: Any, name: str) -> timedelta | None:
 
 def _timedelta(name: str, seconds: float) -> timedelta:
     if seconds > MAX_SECONDS:
-        raise ValueError(f"the rendezvous option {name!r} must be at most {MAX_SECONDS} seconds, not {seconds!r}")
+        raise ValueError(f"the rendezvous option {name!r} must be at most {MAX_SECONDS} seconds, not {quoted(seconds)}")
     return timedelta(seconds=seconds)
 
 
@@ -260,7 +278,7 @@ def _count_seconds(params: Any, name: str, default: int) -> int:
     wanted = f"a whole number of seconds from 1 to {MAX_SECONDS}"
     seconds = _count(params, name, default, wanted)
     if not 1 <= seconds <= MAX_SECONDS:
-        raise ValueError(f"the rendezvous option {name!r} must be {wanted}, not {params.get(name)!r}")
+        raise ValueError(f"the rendezvous option {name!r} must be {wanted}, not {quoted(params.get(name))}")
     return seconds
 
 
@@ -271,5 +289,5 @@ def _count(params: Any, name: str, default: int, wanted: str = "a whole number")
         raise TypeError(f"the rendezvous option {name!r} must be a whole number, not None")
     count = whole_number(value)
     if count is None:
-        raise ValueError(f"the rendezvous option {name!r} must be {wanted}, not {value!r}")
+        raise ValueError(f"the rendezvous option {name!r} must be {wanted}, not {quoted(value)}")
     return count

@@ -45,7 +45,7 @@ from rendezvous_async.node.connect import connect
 from rendezvous_async.node.rendezvous import Rendezvous
 from rendezvous_async.node.world import World
 from rendezvous_async.settings import Timeouts, check_seconds
-from rendezvous_async.testing.arguments import NetworkKind, check_arguments, check_sides
+from rendezvous_async.testing.arguments import MAX_CHANGES, NetworkKind, check_arguments, check_count, check_sides
 from rendezvous_async.testing.disk import Disk
 from rendezvous_async.testing.faults import Faults
 from rendezvous_async.testing.history import CloseCalled, Fault, History, ScaleCalled, Settled
@@ -55,7 +55,9 @@ from rendezvous_async.testing.nodes import RUN, SimulatedNode, now
 from rendezvous_async.testing.programs import Program, elastic
 from rendezvous_async.testing.quiet import NotSettledError, is_quiet, patience_of, until_quiet
 from rendezvous_async.testing.service import ServerKind, TcpNetwork
+from rendezvous_async.testing.wire import Wire
 from rendezvous_async.testing.witness import Witness
+from rendezvous_async.texts import quoted
 
 __all__ = ["Cluster", "NetworkKind", "NotSettledError"]
 
@@ -149,6 +151,11 @@ class Cluster:
         return self._network
 
     @property
+    def wire(self) -> Wire:
+        """Its machines and connections: what can be done to these is done there."""
+        return self.network.wire
+
+    @property
     def disk(self) -> Disk:
         """The disk of a server with a log."""
         return self._with_log().disk
@@ -223,7 +230,7 @@ class Cluster:
 
     def _node(self, index: object) -> SimulatedNode:
         if type(index) is not int or not 0 <= index < len(self.nodes):
-            raise ValueError(f"there is no node {index!r}: this cluster has the nodes 0 to {len(self.nodes) - 1}")
+            raise ValueError(f"there is no node {quoted(index)}: this cluster has the nodes 0 to {len(self.nodes) - 1}")
         return self.nodes[index]
 
     async def join_all(self) -> list[World]:
@@ -231,8 +238,7 @@ class Cluster:
         for index in range(len(self.nodes)):
             self.start(index)
         await self.settle()
-        worlds = [node.holds for node in self.nodes if node.holds is not None]
-        return sorted(worlds, key=lambda world: world.rank)
+        return sorted((node.holds for node in self.nodes if node.holds is not None), key=lambda world: world.rank)
 
     def crash(self, index: int) -> None:
         """Kill a node, like SIGKILL: nothing of it ever runs again."""
@@ -317,8 +323,7 @@ class Cluster:
             after: How many changes of the disk are made until then, the last one in vain; 0 means at once.
         """
         network = self._with_log()
-        if type(after) is not int or after < 0:
-            raise ValueError(f"after must be a count of at least 0, not {after!r}")
+        check_count("after", after, 0, MAX_CHANGES)
         self._fault("lose power")
         if after:
             network.disk.power_left = after

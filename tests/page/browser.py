@@ -19,7 +19,7 @@ import pytest
 
 CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH (apt-get install chromium)")
-WAIT = 30.0
+WAIT = 90.0
 ARGUMENTS = (
     "--headless",
     "--no-sandbox",

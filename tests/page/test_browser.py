@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -152,6 +153,31 @@ async def test_domains_labels_and_missing_nodes(tmp_path: Path) -> None:
         folded, whole = await tab.run("[...document.querySelectorAll('.nodes table')].map(e => e.innerText)")
         assert re.search(r"r1\s+8\s+member\s+8-15\s+job-gpu-0008, job-gpu-0015", folded)
         assert "rack=r3, zone=a" in whole
+
+
+@needs_chromium
+async def test_sizes_scaling_and_a_node_without_a_label(tmp_path: Path) -> None:
+    job: dict[str, Any] = {"run_id": "job", "nodes": "4:8:4", "domain": "rack", "is_host": False}
+    async with (
+        page(tmp_path) as (tab, _, server, url),
+        anyio.create_task_group() as group,
+        library.connect(server.endpoint, **job, node="a", labels={"rack": "r1"}) as a,
+        library.connect(server.endpoint, **job, node="b") as b,
+    ):
+        group.start_soon(a.join)
+        group.start_soon(b.join)
+        await tab.open(url)
+        await tab.until("document.querySelector('li.waiting')")
+        await tab.run(f"{card('job')}.open = true")
+        await tab.until("document.body.innerText.includes('1 waiting · 1 spare')")
+        await a.scale("4:16:4", target=8)
+        await tab.until("document.body.innerText.includes('round 0 · sizes 4:16:4 · target 8 · domains by')")
+        text = await tab.run("document.querySelector('.body').innerText")
+        assert "usable: 2 here, none usable: 1 node without the label rack" in text
+        assert "scaled from 4:8:4 to 4:16:4, target 8" in text
+        await tab.run("document.querySelector('.nodes').open = true")
+        await tab.until("document.querySelector('.nodes').innerText.includes('spare, no label rack')")
+        group.cancel_scope.cancel()
 
 
 @needs_chromium

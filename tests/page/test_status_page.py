@@ -59,6 +59,28 @@ async def test_the_status_page() -> None:
             assert evil not in body
 
 
+async def test_sizes_domains_and_scaling_in_the_json() -> None:
+    job: dict[str, Any] = {"run_id": "job", "nodes": "4:8:4", "domain": "rack", "is_host": False}
+    async with command(*SERVE, "--http", "0") as server, anyio.create_task_group() as group:
+        endpoint, page = await endpoints(server)
+        async with (
+            library.connect(endpoint, **job, node="a", labels={"rack": "r1"}) as a,
+            library.connect(endpoint, **job, node="b") as b,
+        ):
+            group.start_soon(a.join)
+            await run_with_change(page, "here now: a")
+            group.start_soon(b.join)
+            await run_with_change(page, "here now: b")
+            await a.scale("4:16:4", target=8)
+            shown = await run_with_change(page, "scaled from 4:8:4 to 4:16:4, target 8")
+            group.cancel_scope.cancel()
+    status = shown["status"]
+    assert status["spec"] == {"nodes": "4:16:4", "target": 8, "generation": 1}
+    assert (status["fit"]["here"], status["fit"]["usable"], status["fit"]["missing"]) == (2, 0, 3)
+    assert (status["unlabelled"], status["held_back"], status["origin"][:5]) == (["b"], 0, "4:8:4")
+    assert (shown["state"], shown["labels"]) == ("waiting", {"a": {"rack": "r1"}})
+
+
 async def run_with_change(page: str, what: str) -> dict[str, Any]:
     """Look at the one run until it shows a change."""
     with anyio.fail_after(20):
