@@ -128,7 +128,7 @@ def connect(
         raise ValueError(f"run_id is {run_id!r}, but the backend is open for run {backend.run_id!r}")
     rng = random.Random() if rng is None else rng
     if node is None:
-        node = f"{socket.gethostname()}_{os.getpid()}_{rng.getrandbits(32):08x}"
+        node = f"{socket.gethostname()}_{os.getpid()}_{rng.getrandbits(48):012x}"
     check_id("node", node)
     identity = Node(
         arrival="",

@@ -273,7 +273,8 @@ def with_node(name: str) -> tuple[str, ...]:
 )
 def test_bad_endpoints(capsys: pytest.CaptureFixture[str], name: str, endpoint: str, code: int, word: str) -> None:
     where = endpoint.format(free=free_port())
-    result = rdzv(capsys, name, where, "--run-id", "job", "--timeout", "0.3", *with_node(name))
+    timeout = "2" if word == "Connection refused" else "0.3"  # gRPC takes its time to find out.
+    result = rdzv(capsys, name, where, "--run-id", "job", "--timeout", timeout, *with_node(name))
     assert_one_line(result, code, word)
     assert "hush" not in result.err
 

@@ -53,20 +53,20 @@ async def test_a_join_to_an_unknown_host_warns_at_once_and_its_error_names_the_c
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     where = f"tcp://{NOWHERE}:29400"
-    async with rdzv.connect(where, run_id="job", nodes=1, node="a", timeouts=Timeouts(join=0.5)) as rendezvous:
+    async with rdzv.connect(where, run_id="job", nodes=1, node="a", timeouts=Timeouts(join=0.9)) as rendezvous:
         with pytest.raises(RendezvousTimeoutError) as raised:
             await rendezvous.join()
     (warning,) = lines(caplog, logging.WARNING)
     assert warning.startswith(f"run 'job': node a: cannot reach {where}: cannot look up {NOWHERE}: ")
     first, second = str(raised.value).splitlines()
-    assert first == "run 'job': no round with node a formed within 0.5 s"
+    assert first == "run 'job': no round with node a formed within 0.9 s"
     assert second.startswith(f"  cannot reach {where}: cannot look up {NOWHERE}: ")
     assert "did not answer within" not in str(raised.value), "the deadline of an inner step is not the cause"
 
 
 async def test_a_join_to_a_port_that_nobody_serves_names_the_cause_once(caplog: pytest.LogCaptureFixture) -> None:
     where = "tcp://127.0.0.1:1"
-    timeouts = Timeouts(join=0.5)
+    timeouts = Timeouts(join=0.9)
     async with rdzv.connect(where, is_host=False, run_id="job", nodes=1, node="a", timeouts=timeouts) as rendezvous:
         with pytest.raises(RendezvousTimeoutError) as raised:
             await rendezvous.join()
@@ -76,7 +76,7 @@ async def test_a_join_to_a_port_that_nobody_serves_names_the_cause_once(caplog: 
 
 async def test_a_join_to_an_etcd_that_nobody_serves_names_the_cause_once(caplog: pytest.LogCaptureFixture) -> None:
     where = "etcd://127.0.0.1:1"
-    async with rdzv.connect(where, run_id="job", nodes=1, node="a", timeouts=Timeouts(join=1)) as rendezvous:
+    async with rdzv.connect(where, run_id="job", nodes=1, node="a", timeouts=Timeouts(join=3)) as rendezvous:
         with pytest.raises(RendezvousTimeoutError) as raised:
             await rendezvous.join()
     (cause,) = str(raised.value).splitlines()[1:]
