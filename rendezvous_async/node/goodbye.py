@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
 import anyio
@@ -12,15 +11,13 @@ from rendezvous_async.backends.base import Session
 
 __all__ = ["say_goodbye"]
 
-_log = logging.getLogger("rendezvous_async.node")
-
 GOODBYE = 1.5
 """Seconds to wait for the answer. A healthy backend needs a fraction of that; otherwise the session expires."""
 SAY_SO_AFTER = 0.3
 
 
 async def say_goodbye(
-    session: Session, who: str, seconds: float, trouble: Callable[[], str | None], level: int = logging.WARNING
+    session: Session, who: str, seconds: float, trouble: Callable[[], str | None], log: Callable[..., None]
 ) -> bool:
     """End a session; False if the backend could not be told. It never raises.
 
@@ -29,13 +26,13 @@ async def say_goodbye(
         who: The node and the run that it leaves, for the log.
         seconds: How long to wait, ``GOODBYE`` at most.
         trouble: Returns why the backend cannot be reached, if that is known.
-        level: The level of the log lines.
+        log: Logs a message with its arguments.
     """
     seconds = min(seconds, GOODBYE)
 
     def say_why() -> None:
         reason = trouble() or "the backend does not answer"
-        _log.log(level, "%s: %s; waiting up to %g s to say goodbye", who, reason, seconds)
+        log("%s: %s; waiting up to %g s to say goodbye", who, reason, seconds)
 
     waiting = asyncio.get_running_loop().call_later(0 if trouble() else SAY_SO_AFTER, say_why)
     why = ""
@@ -47,5 +44,5 @@ async def say_goodbye(
         why = f": {error}"
     finally:
         waiting.cancel()
-    _log.log(level, "%s without a goodbye; the others miss it after its TTL of %g s%s", who, session.ttl, why)
+    log("%s without a goodbye; the others miss it after its TTL of %g s%s", who, session.ttl, why)
     return False

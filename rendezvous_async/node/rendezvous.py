@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Iterable
+import sys
+from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from types import TracebackType
 
@@ -32,7 +33,8 @@ from rendezvous_async.errors import (
     RendezvousSessionError,
     RendezvousTimeoutError,
 )
-from rendezvous_async.node.events import Event, EventKind
+from rendezvous_async.logs import ROUND
+from rendezvous_async.node.events import Event, EventKind, Listener
 from rendezvous_async.node.membership import Membership
 from rendezvous_async.node.participant import Participant
 from rendezvous_async.node.supervisor import Supervisor
@@ -71,7 +73,9 @@ class Rendezvous:
         self._who = who
         self._identity = identity
         self._outage = Outage(
-            f"run {run_id!r}: node {who.node}", source if isinstance(source, Endpoint) else "the backend"
+            f"run {run_id!r}: node {who.node}",
+            source if isinstance(source, Endpoint) else "the backend",
+            fields=who.fields,
         )
         self._joining = False
         self._life = ""
@@ -90,12 +94,17 @@ class Rendezvous:
         if self._supervisor is not None:
             raise RuntimeError(f"{self!r} can be entered only once; call connect() again")
         clock.check_asyncio()
+        if "opentelemetry.trace" in sys.modules:  # Only a program that has imported it can want spans.
+            from rendezvous_async.telemetry.spans import NodeSpans
+
+            self.listen(NodeSpans(self.run_id, self.node))
         domain = self.settings.domain
         if domain and domain not in self._identity.labels:
             _log.warning(
                 "run %r: node %s has no label %r, which names its domain, so it can only be a spare: give it one with "
                 "labels= (rdzv launch --label, option label_%s)",
                 *(self.run_id, self.node, domain, domain),
+                extra=self._who.fields,
             )
         self._supervisor = Supervisor(self._who, self.run_id, self._source, self._options, self._outage)
         return self
@@ -126,16 +135,22 @@ class Rendezvous:
         if self._joining:
             raise RuntimeError(f"{self!r}: join() is already under way")
         self._joining = True
-        _log.info("run %r: node %s is joining", self.run_id, self.node)
+        _log.info("run %r: node %s is joining", self.run_id, self.node, extra=self._who.fields)
+        self._who.events.emit(EventKind.JOINING, 0 if self.world is None else self.world.round)
         world: World | None = None
+        why = "cancelled"
         try:
             world = await self._join(supervisor)
-            self.world, self._reported = world, None
+            self.world, self._reported, self._who.fields[ROUND] = world, None, world.round
             self._who.events.emit(EventKind.JOINED, world.round, f"rank {world.rank} of {world.size}")
             return world
+        except RendezvousError as error:
+            why = str(error)
+            raise
         finally:
             self._joining = False
             if world is None:
+                self._who.events.emit(EventKind.JOIN_FAILED, detail=why)
                 await supervisor.see_through(supervisor.end_membership)
 
     def worlds(self) -> Worlds:
@@ -231,7 +246,7 @@ class Rendezvous:
         """Return what happens to this node from now on, until the rendezvous is left."""
         return self._who.events.read()
 
-    def listen(self, listener: Callable[[Event], None]) -> None:
+    def listen(self, listener: Listener) -> None:
         """Call ``listener`` with each event as it happens; an error of the listener is logged."""
         self._who.events.listen(listener)
 

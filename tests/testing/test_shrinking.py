@@ -151,7 +151,7 @@ def test_the_test_of_a_planted_bug_fails_with_the_bug_and_passes_without(
         scenario, error = next(
             (scenario, error) for seed in range(400) if (error := play(scenario := unscaled(seed))[1]) is not None
         )
-        small = shrink(scenario, simulate)
+        small = shrink(scenario, simulate, seconds=600)  # however slow the machine is
         text = as_test(small, simulate)
     assert isinstance(error, BrokenGuaranteeError)
     assert small.nodes <= 3

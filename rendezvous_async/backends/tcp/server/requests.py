@@ -177,7 +177,7 @@ def _refresh(peer: Connection, request: wire.Renew | wire.Resume) -> None:
 
 def _end_session(peer: Connection, request: wire.EndSession) -> None:
     if _may_use(peer, request.id, request.session):
-        peer.server.end_session(request.session)
+        peer.server.end_session(request.session, by=peer)
         peer.send(wire.Done(request.id))
 
 
