@@ -161,12 +161,14 @@ class Cluster:
         return self._with_log().disk
 
     async def __aenter__(self) -> Cluster:
-        self.history.failures.catch(virtual_loop(), (node.name for node in self.nodes))
+        if self._network is not None:
+            raise RuntimeError("a cluster is entered once, since it has one history: make another Cluster")
         if self._kind == "stand-in":
             self._network = Network(self._rng, self._faults, self._max_writes, self._take)
         else:
             on_loss = partial(self._fault, "lose the server") if self.server == "hosted" else None
             self._network = TcpNetwork(self._rng, self._faults, self._max_writes, self.server, self._take, on_loss)
+        self.history.failures.catch(virtual_loop(), (node.name for node in self.nodes))
         return self
 
     async def __aexit__(
@@ -194,7 +196,7 @@ class Cluster:
         if node.live:
             return
         network = self.network
-        node.generation += 1
+        node.renew()
         node.live = True
         node.rendezvous = connect(
             **network.settings(node),
@@ -294,9 +296,8 @@ class Cluster:
 
     def heal(self) -> None:
         """End the partition: every node that has not crashed reaches the server again."""
-        network = self.network
+        self.network.heal()
         self._fault("heal")
-        network.heal()
 
     def lose_server(self) -> None:
         """Restart the server without its data, in a new epoch; if a node hosts it, crash that node."""
@@ -312,9 +313,8 @@ class Cluster:
 
     def restart_server(self) -> None:
         """Kill the server, which must have a log, and start it again."""
-        network = self._with_log()
+        self._with_log().restart_server()
         self._fault("restart the server")
-        network.restart_server()
 
     def lose_power(self, after: int = 0) -> None:
         """Cut the power of the server's machine: the disk loses what was not synced, and no client is told.

@@ -10,8 +10,9 @@ from rendezvous_async.node.events import Event, EventKind
 from rendezvous_async.node.rendezvous import Rendezvous
 from rendezvous_async.node.world import World
 from rendezvous_async.testing.history import Believed, CloseCalled, History, Left, Released
+from rendezvous_async.testing.loop.clock import virtual_loop
 
-__all__ = ["RUN", "SimulatedNode", "now"]
+__all__ = ["RUN", "SimulatedNode", "now", "unused"]
 
 RUN = "simulated"
 """The id of the run."""
@@ -50,6 +51,10 @@ class SimulatedNode:
         """The name of this process; it differs after a restart."""
         return f"{self.name}#{self.generation}"
 
+    def renew(self) -> None:
+        """Become another process."""
+        self.generation = unused(f"{self.name}#{{}}", self.generation + 1)
+
     def believe(self, world: World) -> None:
         """Record that the node has joined."""
         self.holds = world
@@ -87,6 +92,14 @@ class SimulatedNode:
                 self._history.add(Left(now(), self.name))
             case _:
                 pass
+
+
+def unused(pattern: str, number: int) -> int:
+    """Return the first number from this one on that names no killed process: another cluster may have run before."""
+    loop = virtual_loop()
+    while loop.is_killed(pattern.format(number)):
+        number += 1
+    return number
 
 
 def now() -> float:

@@ -25,7 +25,7 @@ from rendezvous_async.testing.commits import RunCommits
 from rendezvous_async.testing.disk import Disk
 from rendezvous_async.testing.faults import Faults
 from rendezvous_async.testing.machine import Process
-from rendezvous_async.testing.nodes import RUN, SimulatedNode
+from rendezvous_async.testing.nodes import RUN, SimulatedNode, unused
 from rendezvous_async.testing.wire import Wire
 
 __all__ = ["ServerKind", "TcpNetwork"]
@@ -129,7 +129,7 @@ class TcpNetwork:
             async with open_backend(settings.pop("endpoint"), run_id=RUN, **settings) as backend:
                 return await function(backend)
 
-        self._calls += 1
+        self._calls = unused("call {}", self._calls + 1)
         return await self.wire.machine(self.machine_of(node)).start(f"call {self._calls}", in_process)
 
     def is_served(self, nodes: Iterable[SimulatedNode]) -> bool:
@@ -173,7 +173,7 @@ class TcpNetwork:
     # The server
 
     def _start_server(self) -> None:
-        self._servers += 1
+        self._servers = unused("server#{}", self._servers + 1)
         self._head.start(f"server#{self._servers}", self._serve)
 
     def _kill_server(self) -> None:

@@ -46,6 +46,7 @@ class WireTransport(asyncio.Transport):
         last_at: When the last of it arrives at the earliest.
         broken: Whether bytes were lost, so that nothing may follow but a reset.
         gone: Whether the kernel knows of this end no more.
+        vanished: Whether its machine has lost its power, so that nobody repeats what does not arrive.
     """
 
     def __init__(self, process: Process, local: tuple[str, int], remote: tuple[str, int], *, dialled: bool) -> None:
@@ -58,6 +59,7 @@ class WireTransport(asyncio.Transport):
         self.last_at: float = 0.0
         self.broken: bool = False
         self.gone: bool = False
+        self.vanished: bool = False
         self._wire = process.machine.wire
         self._loop = process.machine.wire.loop
         self._context = copy_context()

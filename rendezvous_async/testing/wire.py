@@ -49,11 +49,16 @@ class Wire:
         loop: The loop, which has this network from now on.
         machines: The machines, by name.
         processes: The running processes, by group.
+
+    Raises:
+        RuntimeError: The loop is not virtual, or has another network with processes.
     """
 
     def __init__(self, rng: random.Random, faults: Faults | None = None) -> None:
         self.faults: Faults = Faults() if faults is None else faults
         self.loop: VirtualLoop = virtual_loop()
+        if self.loop.network is not None and self.loop.network.processes:
+            raise RuntimeError(f"another simulated network is in use on this loop: {self.loop.network!r}")
         self.machines: dict[str, Machine] = {}
         self.processes: dict[Hashable, Process] = {}
         self.rng = rng
@@ -102,8 +107,8 @@ class Wire:
                 self._fly(sender, item)
 
     def is_free(self, source: Machine, target: Machine) -> bool:
-        """Tell whether bytes pass from one machine to another."""
-        return source is target or (source.is_on and target.is_on and (source.name, target.name) not in self._closed)
+        """Tell whether bytes pass from one machine to another; those on the way do not need their sender any more."""
+        return source is target or (target.is_on and (source.name, target.name) not in self._closed)
 
     # Connections
 
@@ -206,7 +211,7 @@ class Wire:
         item = sender.flying.popleft()
         receiver = sender.peer
         if sender.stuck or not self.is_free(sender.process.machine, receiver.process.machine):
-            if item is RST and not sender.broken:
+            if sender.vanished or (item is RST and not sender.broken):
                 return  # nobody repeats it
             sender.stuck.append(item)
             self._stuck[sender] = None
@@ -216,6 +221,7 @@ class Wire:
     def vanish(self, transport: WireTransport) -> None:
         """Forget an end whose machine has lost its power; the other one finds out by itself."""
         transport.forget()
+        transport.vanished = True
         transport.stuck.clear()
         self._stuck.pop(transport, None)
         self.later(PROBED, transport.peer.time_out)

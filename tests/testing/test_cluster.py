@@ -506,3 +506,44 @@ def test_what_a_failed_sync_has_lost_is_not_in_the_history() -> None:
             assert [record.node for record in cluster.history.of(Vanished)].count("node-2") == 1
 
     run(scenario, seed=1)
+
+
+@pytest.mark.parametrize(
+    "kind", [{"network": "stand-in"}, {"server": "memory"}, {"server": "log"}, {"server": "hosted"}], ids=str
+)
+def test_a_loop_may_have_one_cluster_after_the_other(kind: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        for seed in range(3):
+            async with Cluster(nodes=3, seed=seed, **kind) as cluster:
+                assert len(await cluster.join_all()) == 3
+                cluster.crash(0)
+                await cluster.settle()
+                await cluster.close(1, "done")
+                await cluster.settle()
+                check(cluster.history)
+
+    run(scenario, seed=1)
+
+
+def test_a_cluster_is_entered_once() -> None:
+    async def scenario() -> None:
+        cluster = Cluster(nodes=1, min_nodes=1)
+        async with cluster:
+            await cluster.join_all()
+        with pytest.raises(RuntimeError, match="a cluster is entered once"):
+            async with cluster:
+                pass
+
+    run(scenario, seed=1)
+
+
+def test_a_loop_has_one_cluster_at_a_time() -> None:
+    async def scenario() -> None:
+        async with Cluster(nodes=1, min_nodes=1) as cluster:
+            await cluster.join_all()
+            with pytest.raises(RuntimeError, match="another simulated network"):
+                async with Cluster(nodes=1, min_nodes=1):
+                    pass
+            await cluster.settle()
+
+    run(scenario, seed=1)

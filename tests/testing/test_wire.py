@@ -245,6 +245,30 @@ def test_a_machine_that_is_back_resets_what_it_does_not_know() -> None:
     play(test)
 
 
+def test_what_a_machine_has_sent_arrives_without_its_power() -> None:
+    async def test(pair: Pair) -> None:
+        pair.far.transport.write(b"acknowledged")
+        pair.wire.machine("far").cut_power()
+        await anyio.sleep(1)
+        assert pair.near.text == b"acknowledged"
+
+    play(test)
+
+
+def test_nobody_repeats_what_a_machine_without_power_has_sent() -> None:
+    async def test(pair: Pair) -> None:
+        pair.wire.cut("far", "near")
+        pair.far.transport.write(b"acknowledged")
+        pair.wire.machine("far").cut_power()
+        await anyio.sleep(1)
+        pair.wire.machine("far").boot()
+        pair.wire.heal()
+        await anyio.sleep(1)
+        assert pair.near.text == b""
+
+    play(test)
+
+
 def test_names_ports_and_addresses() -> None:
     async def scenario() -> None:
         wire = Wire(random.Random(1))
@@ -273,6 +297,19 @@ def test_nobody_outside_of_the_simulation_has_a_network() -> None:
         with pytest.raises(RuntimeError, match="only processes of the simulation"):
             async with rdzv.open_backend("tcp://10.0.0.1:29400", run_id="run"):
                 pass
+
+    run(scenario)
+
+
+def test_what_a_process_cannot_have_here_does_not_reach_the_real_network() -> None:
+    async def serve_it() -> None:
+        with pytest.raises(NotImplementedError, match="start_server"):
+            await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        with pytest.raises(NotImplementedError, match="UDP"):
+            await asyncio.get_running_loop().create_datagram_endpoint(asyncio.DatagramProtocol, ("127.0.0.1", 0))
+
+    async def scenario() -> None:
+        await Wire(random.Random(1)).machine("head").start("server", serve_it)
 
     run(scenario)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any
 
-__all__ = ["check_no_loop", "describe_callback", "describe_task"]
+__all__ = ["check_function", "check_no_loop", "describe_callback", "describe_task"]
 
 MAX_DEPTH = 6
 
@@ -19,6 +19,14 @@ def check_no_loop() -> None:
     except RuntimeError:
         return
     raise RuntimeError("virtual time has its own loop, and one is running here: call this in a test that is not async")
+
+
+def check_function(function: object) -> None:
+    """Raise TypeError for a coroutine in place of the function that makes it."""
+    if asyncio.iscoroutine(function):
+        function.close()
+        name = getattr(function, "__name__", "main")
+        raise TypeError(f"virtual time calls the coroutine function itself: give it {name}, not {name}()")
 
 
 def describe_task(task: asyncio.Task[Any]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import sys
 import warnings
 from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Iterator
@@ -172,7 +173,7 @@ class Groups:
         if not self._dead:
             return
         self.burying = True
-        with warnings.catch_warnings(), _no_new_coroutines():
+        with warnings.catch_warnings(), _no_log(), _no_new_coroutines():
             warnings.simplefilter("ignore")
             for task in self._dead:
                 _close_unstarted(task)
@@ -199,6 +200,17 @@ def _close_unstarted(task: asyncio.Task[Any]) -> None:
             for thing in found:
                 if iscoroutine(thing) and thing is not outer and getcoroutinestate(thing) == CORO_CREATED:
                     thing.close()
+
+
+@contextmanager
+def _no_log() -> Iterator[None]:
+    """Log nothing in the block: a killed process writes no line about its end."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 @contextmanager

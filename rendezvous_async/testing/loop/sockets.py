@@ -71,6 +71,18 @@ class SocketsLoop(asyncio.SelectorEventLoop):
             raise NotImplementedError("a simulated network has neither TLS nor the sockets of others")
         return await process.dial(protocol_factory, host, port)
 
+    async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
+        if self.system is not None:
+            raise NotImplementedError(
+                "a simulated network has no asyncio.start_server: give the program a fake of what it serves"
+            )
+        return await super().create_server(protocol_factory, host, port, **options)
+
+    async def create_datagram_endpoint(self, protocol_factory: Any, *args: Any, **options: Any) -> Any:
+        if self.system is not None:
+            raise NotImplementedError("a simulated network has no UDP: give the program a fake of what it talks to")
+        return await super().create_datagram_endpoint(protocol_factory, *args, **options)
+
     async def connect_accepted_socket(self, protocol_factory: Any, sock: Any, **options: Any) -> Any:
         if not isinstance(sock, SimulatedSocket):
             return await super().connect_accepted_socket(protocol_factory, sock, **options)

@@ -723,3 +723,11 @@ def test_time_never_goes_back(seed: int, tasks: int) -> None:
                 group.create_task(work(number))
 
     run(main, seed=seed)
+
+
+def test_a_coroutine_in_place_of_its_function_is_refused() -> None:
+    async def main() -> None:
+        raise AssertionError("this never runs")
+
+    with pytest.raises(TypeError, match=r"give it main, not main\(\)"):
+        run(main())  # type: ignore[arg-type]

@@ -615,6 +615,23 @@ def test_crashes_make_no_noise() -> None:
     assert (done.stdout, done.stderr, done.returncode) == ("quiet\n", "", 0)
 
 
+def test_the_dead_log_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def process() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            logging.getLogger("rendezvous_async.test").error("this process was killed, and speaks")
+
+    async def main() -> None:
+        virtual_loop().start("a", process)
+        await anyio.sleep(1)
+        virtual_loop().kill("a")
+
+    run(main)
+    logging.getLogger("rendezvous_async.test").error("alive")
+    assert caplog.messages == ["alive"]
+
+
 def test_a_crash_is_repeatable() -> None:
     def history(seed: int) -> list[Any]:
         async def main() -> None:
