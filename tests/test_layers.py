@@ -20,7 +20,7 @@ PACKAGE = "rendezvous_async"
 ROOT = Path(__file__).parents[1] / PACKAGE
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("texts", "sizes"),
+    ("texts", "sizes", "causes"),
     ("errors", "settings"),
     ("aio",),
     ("core", "backends"),
@@ -67,7 +67,7 @@ PURE = (
     "core", "backends.table.table", "backends.table.fanout", "backends.table.answers", "backends.observer",
     "backends.cas.image", "backends.tcp.wire",
     "backends.tcp.versions", "errors",
-    "settings", "sizes", "texts",
+    "settings", "sizes", "texts", "causes",
 )  # fmt: skip
 """Values and functions only: no I/O, no clock, no logging, no randomness, nothing to wait for."""
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rendezvous_async.aio import clock
 from rendezvous_async.aio.deadline import Deadline
 from rendezvous_async.aio.signal import Latch
+from rendezvous_async.causes import Cause
 from rendezvous_async.errors import RendezvousSessionError
 
 if TYPE_CHECKING:
@@ -59,6 +60,6 @@ class Session:
             raise
         self.deadline = max(self.deadline, sent_at + OUT_AFTER * self.ttl)
 
-    async def aclose(self) -> None:
+    async def aclose(self, cause: str = Cause.LEFT) -> None:
         """End the session; its keys are deleted at once. May be called twice."""
-        await self._driver.end_session(self.id)
+        await self._driver.end_session(self.id, cause)

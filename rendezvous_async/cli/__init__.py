@@ -19,6 +19,7 @@ COMMANDS = {
     "launch": "run a command on every node of an elastic world, and restart it when the world changes",
     "status": "show the state of a run and why it has not formed",
     "watch": "follow a run live",
+    "history": "tell what happened to a run and why, and where its time went",
     "scale": "change the sizes of a run, or its target, while it runs",
     "close": "close a run permanently for all nodes; --purge removes its keys",
     "evict": "remove a node from a run",

@@ -9,6 +9,7 @@
     forming                 the id of the attempt under way; unwatched
     rounds/<n>              exists while round n is current; its revision is the round's fencing token
     rounds/<n>/...          the round's own key-value store
+    history/<n>             the last changes, for people to read; see ``history.py``
 
 Every record is small, whatever the number of nodes. Readers pass over fields that they do not know, and a new field
 has a default, so versions can be mixed; ``features.py`` says what to do where that is not enough.
@@ -87,6 +88,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
         origin: The fingerprint of the settings that nodes bring; empty: it is that of ``settings``.
         generation: How often ``settings`` or ``target`` were changed while the run was going on.
         target: The size that no world exceeds; 0 leaves it to the settings.
+        recorded: The number of the last record in the history.
     """
 
     settings: Settings
@@ -104,6 +106,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     origin: Fingerprint = ""
     generation: Count = 0
     target: Count = 0
+    recorded: Count = 0
 
     def __post_init__(self) -> None:
         if self.target:

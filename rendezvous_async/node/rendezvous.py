@@ -14,13 +14,14 @@ from types import TracebackType
 
 import anyio
 
-from rendezvous_async.admin import close_run, evict_node, let_newcomers_in, read_status, scale_run
+from rendezvous_async.admin import close_run, evict_node, let_newcomers_in, read_history, read_status, scale_run
 from rendezvous_async.aio import clock
 from rendezvous_async.aio.deadline import Deadline, answer_within
 from rendezvous_async.backends.base import Backend
 from rendezvous_async.backends.options import BackendOptions
 from rendezvous_async.backends.outage import Outage
 from rendezvous_async.core.diagnosis import Status
+from rendezvous_async.core.history import HistoryRecord
 from rendezvous_async.core.rules import Change, Joined, Mismatch, Pending, Shut, admit
 from rendezvous_async.core.spec import Spec
 from rendezvous_async.core.state import LIFE_LENGTH, STATE, Last, Node
@@ -157,7 +158,7 @@ class Rendezvous:
         self._who.events.emit(EventKind.CLOSING, detail=reason)
         with answer_within(self._who.timeouts.close, f"close run {self.run_id!r}", supervisor.trouble):
             backend = await supervisor.open_backend()
-            await close_run(backend, reason, self.node, self.settings)
+            await close_run(backend, reason, self.node, self.settings, supervisor.last_change)
             state = await backend.get(STATE)
         if state is not None and supervisor.membership is not None:
             # This node must not see its world go on until the push comes.
@@ -184,7 +185,8 @@ class Rendezvous:
         """
         supervisor = await self._entered()
         with answer_within(self._who.timeouts.close, f"scale run {self.run_id!r}", supervisor.trouble):
-            return await scale_run(await supervisor.open_backend(), nodes, target)
+            backend = await supervisor.open_backend()
+            return await scale_run(backend, nodes, target, self.node, supervisor.last_change)
 
     async def grow(self) -> None:
         """Let in newcomers that are held back (``Timeouts.grow``), at a checkpoint for example; a no-op without any.
@@ -211,6 +213,12 @@ class Rendezvous:
         supervisor = await self._entered()
         with answer_within(self._who.timeouts.close, f"read the status of run {self.run_id!r}", supervisor.trouble):
             return await read_status(await supervisor.open_backend())
+
+    async def history(self) -> tuple[HistoryRecord, ...]:
+        """Read what happened to the run, the oldest change first: the last 512 changes, also once it is closed."""
+        supervisor = await self._entered()
+        with answer_within(self._who.timeouts.close, f"read the history of run {self.run_id!r}", supervisor.trouble):
+            return await read_history(await supervisor.open_backend())
 
     def events(self) -> AsyncIterator[Event]:
         """Return what happens to this node from now on, until the rendezvous is left."""

@@ -164,6 +164,10 @@ class Supervisor:
         """Return why the backend cannot be reached now, if that is known."""
         return None if self.backend is None else self.backend.trouble
 
+    def last_change(self) -> float | None:
+        """Return when the last change in the history was seen, by this node's clock; None if it was not."""
+        return None if self.membership is None or self.membership.is_out else self.membership.view.since
+
     async def open_backend(self) -> Backend:
         """Return the backend; open it if this is the first time.
 

@@ -20,6 +20,8 @@ from rendezvous_async.backends.table.log import Log
 from rendezvous_async.backends.table.table import CommitId, Table
 from rendezvous_async.backends.tcp import restrict, wire
 from rendezvous_async.backends.tcp.auth import Secret, prove
+from rendezvous_async.causes import Cause
+from rendezvous_async.core.history import HistoryRecord, Kind, Roll, Who, history_key
 from rendezvous_async.core.state import (
     COORDINATOR,
     FORMING,
@@ -39,13 +41,13 @@ from rendezvous_async.core.state import (
 from rendezvous_async.settings import Settings, settings_for
 from rendezvous_async.sizes import parse_sizes
 
-CoreRecord: TypeAlias = Head | Node | Seat | Post
+CoreRecord: TypeAlias = Head | Node | Seat | Post | HistoryRecord
 
 _SETTINGS = Settings(2, 4, "label:rack", 20.5, 2.5)
 _SHAPED = settings_for(parse_sizes("4,8,24"), "sticky", 20.5, 2.5, "nvlink", 4, 5.0)
 _TOKEN = Token("epoch", 7)
 _ENTRY = Entry("rendezvous_async/job/state", b"value", _TOKEN, "epoch.1")
-_LISTING = Listing((_ENTRY, Entry("rendezvous_async/job/gone", None, _TOKEN)), _TOKEN, complete=False)
+_LISTING = Listing((_ENTRY, Entry("rendezvous_async/job/gone", None, _TOKEN, None, Cause.CUT)), _TOKEN, complete=False)
 _WRITES = (Put("rendezvous_async/job/nodes/a", b"value", OWN), Delete("rendezvous_async/job/rounds/1/"))
 _WHEN = (Condition("rendezvous_async/job/state", _TOKEN), Condition("rendezvous_async/job/nodes/a", None))
 _NAMES = ("rendezvous_async/job/state", "rendezvous_async/job/nodes/")
@@ -78,6 +80,7 @@ CORE_RECORDS: Mapping[str, CoreRecord] = {
         origin=Settings(4, 8).fingerprint,
         generation=2,
         target=8,
+        recorded=513,
     ),
     "node": Node(arrival="0a1b2c3d-1", fingerprint=_SETTINGS.fingerprint),
     "node of a survivor": Node(
@@ -93,6 +96,23 @@ CORE_RECORDS: Mapping[str, CoreRecord] = {
         round=2**53, attempt="attempt", arrival="0a1b2c3d-2", rank=1, address="10.1.2.3", labels={"rack": "r1"}
     ),
     "post": Post("head_1_0a1b2c3d"),
+    "history": HistoryRecord(n=1, kind=Kind.CLOSED),
+    "history of a round": HistoryRecord(
+        n=513,
+        kind=Kind.FORMED,
+        at=1.5,
+        since=2.5,
+        round=3,
+        size=4,
+        by="head_1_0a1b2c3d",
+        new=Roll((Who("a", "10.1.2.3"),), 1),
+        gone=Roll((Who("b", "10.1.2.4", Cause.SILENT),), 2),
+        back=Roll((Who("c"),), 1),
+        awaited=Roll((Who("a", "10.1.2.3", after=2.25),), 1),
+        forming=0.125,
+        last_call=True,
+        detail="é",
+    ),
 }
 
 GREETINGS: Mapping[str, wire.Hello | wire.Proof] = {
@@ -111,6 +131,7 @@ REQUESTS: Mapping[str, wire.Request] = {
     "open session and arrive": wire.OpenSession(7, 5.0, _WRITES, _WHEN, _NAMES),
     "keep alive": wire.Renew(8, "epoch.1"),
     "end session": wire.EndSession(9, "epoch.1"),
+    "evict": wire.EndSession(12, "epoch.1", Cause.EVICTED),
     "ping": wire.Ping(10),
     "goodbye": wire.Goodbye(),
     "resume": wire.Resume(11, "epoch.1"),
@@ -142,7 +163,7 @@ LOG_START: tuple[frames.LogRecord, ...] = (
 LOG_REST: tuple[frames.LogRecord, ...] = (
     frames.Committed((Put("other", b"value"),), (Condition("other", None),), CommitId("other client", 1)),
     frames.Started("epoch.2", 2.5),
-    frames.Ended("epoch.1@ns/team"),
+    frames.Ended("epoch.1@ns/team", Cause.CUT),
     frames.Forgotten("client"),
     frames.Raised(99),
 )
@@ -199,7 +220,9 @@ def _proof(role: str) -> str:
 
 
 TEXTS: Mapping[str, Callable[[], str]] = {
-    "keys": lambda: " ".join((STATE, COORDINATOR, FORMING, node_key("a/1"), seat_key(".."), round_key(7))),
+    "keys": lambda: " ".join(
+        (STATE, COORDINATOR, FORMING, node_key("a/1"), seat_key(".."), round_key(7), history_key(513))
+    ),
     "fingerprint": lambda: Settings(2, 4).fingerprint,
     "fingerprint with labels": lambda: _SETTINGS.fingerprint,
     "fingerprint of a shape": lambda: _SHAPED.fingerprint,

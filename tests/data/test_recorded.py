@@ -18,6 +18,7 @@ from rendezvous_async.backends.table import frames
 from rendezvous_async.backends.table.log import Log
 from rendezvous_async.backends.tcp import wire
 from rendezvous_async.core.codec import decode
+from rendezvous_async.core.history import HistoryRecord
 from rendezvous_async.core.state import Head, Node, Post, Seat
 from tests.data import record
 from tests.data.record import Recorded, directories, main, present, recorded, same, write
@@ -155,7 +156,7 @@ def test_every_kind_and_every_field_is_recorded() -> None:
     log = structs_in((*LOG_START, *LOG_REST))
     samples = [*structs_in([*CORE_RECORDS.values(), *GREETINGS.values(), *REQUESTS.values(), *ANSWERS.values()]), *log]
     kinds = {type(sample) for sample in samples}
-    assert kinds >= {Head, Node, Seat, Post, *get_args(wire.AnyMessage), *get_args(frames.LogRecord)} - {
+    assert kinds >= {Head, Node, Seat, Post, HistoryRecord, *get_args(wire.AnyMessage), *get_args(frames.LogRecord)} - {
         wire.EncodedChanged
     }
     for kind in kinds:

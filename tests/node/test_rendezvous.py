@@ -521,12 +521,12 @@ async def test_a_session_that_cannot_be_ended_is_followed_by_no_other() -> None:
     class Stubborn(MemoryDriver):
         refusals = 3
 
-        async def end_session(self, session: str) -> None:
+        async def end_session(self, session: str, cause: str = "") -> None:
             if self.refusals:
                 self.refusals -= 1
                 assert meeting.server.table.sessions == 1
                 raise RendezvousConnectionError("no answer")
-            await super().end_session(session)
+            await super().end_session(session, cause)
 
     async with Meeting() as meeting:
         backend = Stubborn(meeting.server)
@@ -652,7 +652,7 @@ async def test_a_world_of_an_older_join_stays_out_after_the_next() -> None:
 @in_virtual_time
 async def test_a_backend_that_cannot_end_a_session_does_not_keep_a_node_from_leaving() -> None:
     class Broken(MemoryDriver):
-        async def end_session(self, session: str) -> None:
+        async def end_session(self, session: str, cause: str = "") -> None:
             raise OSError("a bug")
 
     async with Meeting() as meeting:

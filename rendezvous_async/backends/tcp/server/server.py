@@ -39,6 +39,7 @@ from rendezvous_async.backends.tcp.server.quota import Quota
 from rendezvous_async.backends.tcp.server.turns import Turns
 from rendezvous_async.backends.tcp.server.unfinished import Unfinished
 from rendezvous_async.backends.values import Commit, Condition, Write, owned
+from rendezvous_async.causes import Cause
 
 if TYPE_CHECKING:
     import ssl
@@ -314,25 +315,25 @@ class TcpServer:
         self._own(connection, session)
         return True
 
-    def end_session(self, session: str) -> None:
+    def end_session(self, session: str, cause: str = "") -> None:
         """End a session, if it is open."""
-        if not self.table.end_session(session):
+        if not self.table.end_session(session, cause):
             return
         owner = self._owners.pop(session, None)
         if owner is not None:
             owner.sessions.discard(session)
         if self.journal is not None:
-            self.journal.record(Ended(session))
+            self.journal.record(Ended(session, cause))
         if not self.table.sessions:
             self._sessions_ended.set()
 
     def end_sessions_of(self, connection: Connection) -> None:
-        """End all sessions of a connection."""
+        """End all sessions of a connection whose client has said goodbye."""
         sessions, connection.sessions = sorted(connection.sessions), set()
         self.turns.for_each(sessions, self._end_and_settle)
 
     def _end_and_settle(self, session: str) -> None:
-        self.end_session(session)
+        self.end_session(session, Cause.LEFT)
         self.pushes.settle()
 
     def _own(self, connection: Connection, session: str) -> None:
@@ -366,7 +367,7 @@ class TcpServer:
         while (due := self.table.next_due()) is not None and due <= now:
             for session in self.table.due(now, 1):
                 if not (stalled and self.table.put_off(session, now + _STALL, 2 * late)):
-                    self.end_session(session)
+                    self.end_session(session, self.table.why_due(session))
                     self.counts.expired += 1
             if self.turns.now() >= end:
                 break
