@@ -28,6 +28,7 @@ class Session:
         deadline: When the owner must count itself out, by ``clock.lease_now()``: the send time of the last answered
             keep-alive plus three quarters of the TTL.
         lost: Set when the backend has said that the session is over. Silence never sets it; see ``deadline``.
+        why_out: Why the owner is out once the deadline has passed; it may know better than that it was silent.
 
     Args:
         driver: Keeps the session alive and ends it. A driver that notices the end by itself sets ``lost``.
@@ -39,6 +40,7 @@ class Session:
         self.ttl = ttl
         self.deadline: float = sent_at + OUT_AFTER * ttl
         self.lost: Latch = Latch()
+        self.why_out: str = Cause.SILENT
         self._driver = driver
 
     def __repr__(self) -> str:

@@ -47,6 +47,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A key and its value. In a watch, ``value`` None is a deletion, and the token says when.
 
     The ``cause`` of a deletion is why the key's session ended, as far as that is known (``rendezvous_async.causes``).
+    That of a put is the cause of the deletion before it, which a watch may have skipped.
     """
 
     key: str

@@ -17,10 +17,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from rendezvous_async.causes import Cause
 from rendezvous_async.core.history import MAX_NAMED, HistoryRecord, Kind, Roll, Who, roll_of, shortened
 from rendezvous_async.core.rules import Form, HandOver, Rewrite
 from rendezvous_async.core.spec import spec_of
-from rendezvous_async.core.state import Closed, Head, Node, Phase
+from rendezvous_async.core.state import LIFE_LENGTH, Closed, Head, Node, Phase
 from rendezvous_async.core.tally import Tally
 
 __all__ = ["Chronicle", "closing", "counted_in", "scaling"]
@@ -51,14 +52,17 @@ class Chronicle:
     def __repr__(self) -> str:
         return f"<Chronicle by={self._by!r} gone={len(self._gone)} untold={len(self._gone.keys() - self._told)}>"
 
-    def came(self, tally: Tally, node: str, record: Node, at: float | None) -> None:
+    def came(self, tally: Tally, node: str, record: Node, at: float | None, cause: str = "") -> None:
         """Note that a node's record was put at that time, by this node's clock, if that is known.
 
-        If another process put the one before, which ``tally`` still has, that process is gone.
+        A record that was deleted before this one was put, for this cause, or that another process put, is gone: the one
+        that ``tally`` has or, in the first look at the roster, which has no times, the one that has the seat.
         """
-        before, _ = tally.records.get(node, (None, 0))
-        if before is not None and not before.is_of_one_life_with(record):
-            self.went(tally, node, REPLACED)
+        before = tally.seats[node].arrival if at is None and node in tally.seats else record.arrival
+        if node in tally.records:
+            before = tally.records[node][0].arrival
+        if before != record.arrival and (cause or before[:LIFE_LENGTH] != record.arrival[:LIFE_LENGTH]):
+            self.went(tally, node, cause or REPLACED)
         if at is not None:
             self._came[node] = at
 
@@ -70,11 +74,11 @@ class Chronicle:
             self._told.discard(node)
 
     def is_in_the_dark(self, tally: Tally) -> bool:
-        """Tell whether members went whose end it did not see; asked once for each round, it is told once."""
+        """Tell whether members went before this term of office; asked once for each round."""
         if self._known == tally.head.attempt:
             return False
         self._known = tally.head.attempt
-        return any(node not in tally.records and node not in self._gone for node in tally.seats)
+        return bool(self._gone) or any(node not in tally.records for node in tally.seats)
 
     def explain(self, tally: Tally, told: Iterable[HistoryRecord], causes: Mapping[str, str]) -> None:
         """Take what is known of members that went before this term of office.
@@ -91,11 +95,9 @@ class Chronicle:
             else:
                 before.update((who.node, who.cause) for who in record.gone.named)
         for node in tally.seats:
-            if node in tally.records or node in self._gone:
-                continue
-            self._gone[node] = Who(node, _where(tally, node), causes.get(node) or before.get(node, ""))
-            if node in before:
-                self._told.add(node)
+            if node not in tally.records and node not in self._gone:
+                self._gone[node] = Who(node, _where(tally, node), causes.get(node) or before.get(node, ""))
+        self._told.update(self._gone.keys() & before.keys())
 
     def record_of(
         self, tally: Tally, decision: Rewrite | HandOver | Form, began: float, last_call: bool = False
@@ -112,12 +114,14 @@ class Chronicle:
         untold = [who for node, who in self._gone.items() if node not in self._told]
         if isinstance(decision, Form):
             chosen, seats = decision.seats, tally.seats
-            fresh = sorted((seat.rank, node, seat.address) for node, seat in chosen.items() if node not in seats)
+            fresh = [node for node in chosen if node not in seats]
+            first = nsmallest(MAX_NAMED, fresh, key=lambda node: chosen[node].rank)
             gone = [self._absent(tally, node) for node in seats if node not in chosen]
             return HistoryRecord(
                 **self._of(Kind.FORMED, head),
-                new=roll_of([Who(node, where) for _, node, where in fresh]),
+                new=roll_of([_with_stall(node, tally.records[node][0]) for node in first], len(fresh)),
                 gone=roll_of(gone + [who for who in untold if who.node not in seats and who.node not in chosen]),
+                back=roll_of([who for who in untold if who.node in chosen]),
                 awaited=self._awaited(chosen, tally, began),
                 last_call=last_call,
             )
@@ -190,4 +194,8 @@ def _where(tally: Tally, node: str) -> str:
 def _first(tally: Tally, nodes: Collection[str]) -> Roll:
     """Return a roll of nodes that are here, first come first."""
     first = nsmallest(MAX_NAMED, nodes, key=lambda node: tally.records[node][1])
-    return roll_of([Who(node, tally.records[node][0].address) for node in first], len(nodes))
+    return roll_of([_with_stall(node, tally.records[node][0]) for node in first], len(nodes))
+
+
+def _with_stall(node: str, record: Node) -> Who:
+    return Who(node, record.address, Cause.STALLED if record.stalled else "", record.stalled)

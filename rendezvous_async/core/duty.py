@@ -219,7 +219,7 @@ class Duty:
 
         Args:
             rows: The records.
-            causes: By key, why some are gone.
+            causes: By key, why some are gone, or were before they came again.
             now: The node's own clock; None if they may have been there for long.
 
         Returns:
@@ -228,9 +228,9 @@ class Duty:
         self.unread = None
         errors = []
         for key, value, revision in rows:
-            node = node_of(key)
+            node, cause = node_of(key), (causes or {}).get(key, "")
             if value is None:
-                self.chronicle.went(self.tally, node, (causes or {}).get(key, ""))
+                self.chronicle.went(self.tally, node, cause)
                 self.tally.remove(node)
                 continue
             try:
@@ -239,7 +239,7 @@ class Duty:
                 self.tally.remove(node)
                 errors.append(error)
             else:
-                self.chronicle.came(self.tally, node, record, now)
+                self.chronicle.came(self.tally, node, record, now, cause)
                 self.tally.put(node, record, revision)
         return errors
 

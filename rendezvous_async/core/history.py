@@ -54,8 +54,8 @@ class Who(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         node: Its id.
         where: Its address, which says on which machine it is.
-        cause: Of those that are gone: why, if that is known.
-        after: Of those that were waited for: seconds from the change before until it came.
+        cause: Of those that are gone: why, if that is known. Of those that came: ``stalled`` if their loop stood still.
+        after: Of those that were waited for: seconds from the change before until it came. Of a stall: how long it was.
     """
 
     node: Text
@@ -90,7 +90,7 @@ class HistoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         by: The node that coordinates, or who scaled or closed the run.
         new: Members that were not in the round before; newcomers that wait.
         gone: Nodes that are gone, or no longer members.
-        back: Members that are back at the barrier.
+        back: Members that are back at the barrier. Of a round that has formed: those that were gone meanwhile, and why.
         awaited: Whose coming ended the state before: the last one first.
         forming: How much of ``since`` it took to write the round.
         last_call: Whether the round formed because a last call ended, and not because all were there.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 
+from rendezvous_async.causes import Cause
 from rendezvous_async.core.goodput import LAST_CALL, Activity, Goodput
 from rendezvous_async.core.history import HistoryRecord, Kind, Roll, Who
 from rendezvous_async.texts import counted, printable
@@ -47,7 +48,7 @@ def cause_in_words(cause: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return ``0.02 s``, ``17 s``, ``4 min 2 s``, ``1 h 3 min``."""
+    """Return ``0.02 s``, ``17 s``, ``4 min 2 s``, ``11 min``, ``1 h 3 min``."""
     if seconds < 0.995:
         return f"{max(seconds, 0):.2g} s"
     if seconds < 9.95:
@@ -55,8 +56,11 @@ def duration(seconds: float) -> str:
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
-    if whole < 3600:
+    if whole < 600:
         return f"{whole // 60} min {whole % 60} s"
+    if whole < 3570:
+        return f"{round(whole / 60)} min"
+    whole = 60 * round(whole / 60)
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60} min"
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
@@ -164,6 +168,8 @@ def _formed(record: HistoryRecord, known: set[str]) -> str:
         parts.append(f"new: {_names(record.new)}")
     if record.gone:
         parts.append(f"without {_names(record.gone, causes=any(who.node not in known for who in record.gone.named))}")
+    if record.back:
+        parts.append(f"gone and back: {_names(record.back, causes=True)}")
     return "; ".join(parts)
 
 
@@ -171,7 +177,7 @@ def _held(record: HistoryRecord, before: HistoryRecord | None) -> str:
     """Say how long a round was held when something has ended that."""
     if record.since is None or before is None or before.kind != Kind.FORMED:
         return ""
-    return f"; round {record.round} was held for {duration(record.since)}"
+    return f"; round {record.round} lasted {duration(record.since)}"
 
 
 def _names(roll: Roll, causes: bool = False) -> str:
@@ -186,7 +192,9 @@ def _names(roll: Roll, causes: bool = False) -> str:
 
 def _placed(who: Who) -> str:
     node, where = printable(who.node), printable(who.where)
-    return f"{node} ({where})" if where and where not in node else node
+    stall = f"its event loop had stalled for {duration(who.after)}" if who.cause == Cause.STALLED and who.after else ""
+    more = "; ".join(text for text in (where if where not in node else "", stall) if text)
+    return f"{node} ({more})" if more else node
 
 
 def _outage_in_words(cause: str) -> str:

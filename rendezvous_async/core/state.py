@@ -69,7 +69,7 @@ class Closed(msgspec.Struct, frozen=True):
         return f"{printable(self.by) or 'an unnamed node'}: {printable(self.reason) or 'no reason given'}"
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+class Head(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The state of the run, as small as can be.
 
     Attributes:
@@ -169,6 +169,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         address: How other members reach it; free text.
         labels: What it says about itself, for example its rack.
         displaced: The address of a live node with the same id whose place it took.
+        stalled: Seconds for which its event loop stood still before it lost its last session; 0 if it did not.
     """
 
     arrival: Text
@@ -177,6 +178,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     address: Text = ""
     labels: Labels = {}
     displaced: Text = ""
+    stalled: float = 0.0
 
     def is_of_one_life_with(self, other: Node) -> bool:
         """Tell whether one ``Rendezvous`` wrote both records."""

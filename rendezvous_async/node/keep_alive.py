@@ -26,12 +26,12 @@ class KeepAlive:
 
     Attributes:
         unanswered: Why the last keep-alive got no answer; None if it got one.
-        has_stalled: Whether the event loop stood still for more than an interval since the last answer.
+        stalled: Seconds for which the event loop has stood still since the last answer.
     """
 
     def __init__(self, session: Session, who: Participant) -> None:
         self.unanswered: str | None = None
-        self.has_stalled = False
+        self.stalled = 0.0
         self._session = session
         self._who = who
         self._due = clock.lease_now() + who.interval
@@ -49,9 +49,7 @@ class KeepAlive:
     @property
     def why_out(self) -> str:
         """Why this node is out by its own clock; empty if it is not."""
-        if not self.is_out:
-            return ""
-        return Cause.STALLED if self.has_stalled else Cause.SILENT
+        return self._session.why_out if self.is_out else ""
 
     def out_error(self) -> RendezvousSessionError:
         """Return what to raise when this node is out by its own clock."""
@@ -77,7 +75,7 @@ class KeepAlive:
             try:
                 seconds = min(self._who.timeouts.heartbeat, interval, session.deadline - now)
                 await session.keep_alive(Deadline.after(seconds, "keep-alive"))
-                self.unanswered, self.has_stalled = None, False
+                self.unanswered, self.stalled, session.why_out = None, 0.0, Cause.SILENT
             except RendezvousConnectionError as error:
                 self.unanswered = str(error)
                 left = max(0.0, session.deadline - clock.lease_now())
@@ -89,7 +87,8 @@ class KeepAlive:
         late = clock.lease_now() - self._due
         if late > self._who.interval:
             self._due += late
-            self.has_stalled = True
+            self.stalled = late
+            self._session.why_out = Cause.STALLED
             _log.warning(
                 "node %s: the event loop stalled for %.1f s: something blocks it, or this machine was suspended",
                 self._who.node,

@@ -143,6 +143,11 @@ class Membership:
         return self.error is not None or self._keep_alive.is_out
 
     @property
+    def stalled(self) -> float:
+        """Seconds for which the event loop stood still before this was over; 0 if that is not why it is."""
+        return 0.0 if self.error is None else self._keep_alive.stalled
+
+    @property
     def was_here(self) -> bool:
         """Whether this node has had a record, in this session or an earlier one."""
         return self._presence.was_here

@@ -42,8 +42,8 @@ def rows_of(listing: Listing) -> list[Row]:
 
 
 def causes_of(listing: Listing) -> dict[str, str]:
-    """Return why entries are gone, by key, for those of which it is known."""
-    return {entry.key: entry.cause for entry in listing.entries if entry.value is None and entry.cause}
+    """Return why entries are gone, or were before they came again, by key, for those of which it is known."""
+    return {entry.key: entry.cause for entry in listing.entries if entry.cause}
 
 
 def seen_by(view: View) -> Seen:

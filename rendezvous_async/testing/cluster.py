@@ -39,6 +39,7 @@ import anyio
 from rendezvous_async.admin import close_run, scale_run
 from rendezvous_async.aio.deadline import answer_within
 from rendezvous_async.backends.values import Listing
+from rendezvous_async.core.history import HistoryRecord
 from rendezvous_async.core.spec import Spec
 from rendezvous_async.core.state import Head
 from rendezvous_async.node.connect import connect
@@ -61,10 +62,7 @@ __all__ = ["Cluster", "NetworkKind", "NotSettledError"]
 
 
 class Cluster:
-    """Some nodes, their server, and the history so far.
-
-    Attributes:
-        server: The kind of server.
+    """Some nodes, their server (``server`` says of which kind), and the history so far.
 
     Args:
         nodes: The number of nodes; they are numbered from 0.
@@ -365,6 +363,11 @@ class Cluster:
     def head(self) -> Head | None:
         """Return the run's head in the backend."""
         return self._witness.head
+
+    @property
+    def records(self) -> list[HistoryRecord]:
+        """What the run's own history says, the oldest change first."""
+        return self._witness.records
 
     def _is_quiet(self) -> bool:
         live = [node for node in self.nodes if node.live]

@@ -47,7 +47,7 @@ _SETTINGS = Settings(2, 4, "label:rack", 20.5, 2.5)
 _SHAPED = settings_for(parse_sizes("4,8,24"), "sticky", 20.5, 2.5, "nvlink", 4, 5.0)
 _TOKEN = Token("epoch", 7)
 _ENTRY = Entry("rendezvous_async/job/state", b"value", _TOKEN, "epoch.1")
-_LISTING = Listing((_ENTRY, Entry("rendezvous_async/job/gone", None, _TOKEN, None, Cause.CUT)), _TOKEN, complete=False)
+_LISTING = Listing((_ENTRY, Entry("rendezvous_async/job/gone", None, _TOKEN)), _TOKEN, complete=False)
 _WRITES = (Put("rendezvous_async/job/nodes/a", b"value", OWN), Delete("rendezvous_async/job/rounds/1/"))
 _WHEN = (Condition("rendezvous_async/job/state", _TOKEN), Condition("rendezvous_async/job/nodes/a", None))
 _NAMES = ("rendezvous_async/job/state", "rendezvous_async/job/nodes/")
@@ -91,6 +91,7 @@ CORE_RECORDS: Mapping[str, CoreRecord] = {
         labels={"rack": "r1", "zone": "é"},
         displaced="10.1.2.4",
     ),
+    "node that had stalled": Node(arrival="0a1b2c3d-3", fingerprint=_SETTINGS.fingerprint, stalled=7.5),
     "seat": Seat(round=3, attempt="attempt", arrival="0a1b2c3d-1", rank=0),
     "seat with labels": Seat(
         round=2**53, attempt="attempt", arrival="0a1b2c3d-2", rank=1, address="10.1.2.3", labels={"rack": "r1"}
@@ -148,6 +149,9 @@ ANSWERS: Mapping[str, wire.FromServer] = {
     "lost": wire.Transacted(3, Commit(False, _TOKEN, (_ENTRY,))),
     "nothing changed": wire.Changed(4, None),
     "changed": wire.Changed(4, _LISTING),
+    "changed for a cause": wire.Changed(
+        4, Listing((Entry("rendezvous_async/job/gone", None, _TOKEN, None, Cause.CUT),), _TOKEN)
+    ),
     "opened": wire.SessionOpened(6, "epoch.1", 5.0),
     "opened and arrived": wire.SessionOpened(7, "epoch.1", 5.0, Commit(True, _TOKEN), _LISTING),
     "done": wire.Done(10),
@@ -163,11 +167,13 @@ LOG_START: tuple[frames.LogRecord, ...] = (
 LOG_REST: tuple[frames.LogRecord, ...] = (
     frames.Committed((Put("other", b"value"),), (Condition("other", None),), CommitId("other client", 1)),
     frames.Started("epoch.2", 2.5),
-    frames.Ended("epoch.1@ns/team", Cause.CUT),
+    frames.Ended("epoch.1@ns/team"),
     frames.Forgotten("client"),
     frames.Raised(99),
 )
 """These follow it, as frames."""
+LOG_RECORDS: Mapping[str, frames.LogRecord] = {"end for a cause": frames.Ended("epoch.1", Cause.CUT)}
+"""These were added since."""
 
 
 def logged(*records: frames.LogRecord) -> Table:
@@ -220,9 +226,8 @@ def _proof(role: str) -> str:
 
 
 TEXTS: Mapping[str, Callable[[], str]] = {
-    "keys": lambda: " ".join(
-        (STATE, COORDINATOR, FORMING, node_key("a/1"), seat_key(".."), round_key(7), history_key(513))
-    ),
+    "keys": lambda: " ".join((STATE, COORDINATOR, FORMING, node_key("a/1"), seat_key(".."), round_key(7))),
+    "key of the history": lambda: history_key(513),
     "fingerprint": lambda: Settings(2, 4).fingerprint,
     "fingerprint with labels": lambda: _SETTINGS.fingerprint,
     "fingerprint of a shape": lambda: _SHAPED.fingerprint,

@@ -236,7 +236,7 @@ async def test_leaving_deletes_the_record_and_the_post_in_one_step() -> None:
             assert {"nodes/a", "coordinator"} <= set(await meeting.keys())
             revision = meeting.server.table.revision
         assert meeting.server.table.revision == revision + 1
-        assert await meeting.keys() == ["rounds/1", "seats/a", "state"]
+        assert await meeting.keys() == ["history/1", "rounds/1", "seats/a", "state"]
 
 
 @in_virtual_time

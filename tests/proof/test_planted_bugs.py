@@ -327,7 +327,19 @@ def sizes_between_the_allowed_ones_are_taken(patch: MonkeyPatch) -> None:
     choosing(patch, lambda given: replace(given, sizes=Sizes(given.sizes.smallest, given.sizes.largest)))
 
 
-@bug("size_within_bounds", scenario=a_run_of_a_shape)
+def a_run_is_scaled_down(seed: int) -> None:
+    async def play() -> None:
+        async with Cluster(nodes=3, min_nodes=1, seed=seed) as cluster:
+            await cluster.join_all()
+            await cluster.scale(0, target=2)
+            await anyio.sleep(10)
+            check(cluster.history)
+            await cluster.settle()
+
+    run(play, seed=seed)
+
+
+@bug("size_within_bounds", scenario=a_run_is_scaled_down)
 def a_world_may_exceed_the_target(patch: MonkeyPatch) -> None:
     choosing(patch, lambda given: replace(given, target=None))
 
@@ -353,19 +365,15 @@ def what_holds_is_forgotten_when_a_round_forms(patch: MonkeyPatch) -> None:
     patch.setattr(rules, "_form", broken)
 
 
-@bug("NotSettledError", "LivelockError", scenario=a_run_of_a_shape)
+def a_run_of_a_shape_on_a_sound_disk(seed: int) -> None:
+    """A run that does nothing but form rounds keeps the witness from seeing each arrival when a disk fails."""
+    if simulation.scenario_of(seed).server != "log":
+        a_run_of_a_shape(seed)
+
+
+@bug("NotSettledError", "LivelockError", scenario=a_run_of_a_shape_on_a_sound_disk)
 def leftovers_count_as_waiting(patch: MonkeyPatch) -> None:
     patch.setattr(Tally, "wanted", property(lambda self: len(self.newcomers)))
-
-
-def a_run_is_scaled_down(seed: int) -> None:
-    async def play() -> None:
-        async with Cluster(nodes=3, min_nodes=1, seed=seed) as cluster:
-            await cluster.join_all()
-            await cluster.scale(0, target=2)
-            await cluster.settle()
-
-    run(play, seed=seed)
 
 
 @bug("NotSettledError", scenario=a_run_is_scaled_down)

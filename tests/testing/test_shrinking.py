@@ -141,9 +141,9 @@ def test_the_test_of_a_planted_bug_fails_with_the_bug_and_passes_without(
 ) -> None:
     with monkeypatch.context() as patch:
         BUGS[name][0](patch)
-        scenario, error = next(
-            (scenario, error) for seed in range(400) if (error := play(scenario := scenario_of(seed))[1]) is not None
-        )
+        # What a disk fails at depends on every write before it, so those scenarios do not become small.
+        scenarios = (scenario for seed in range(400) if (scenario := scenario_of(seed)).server != "log")
+        scenario, error = next((each, error) for each in scenarios if (error := play(each)[1]) is not None)
         small = shrink(scenario, simulate)
         text = as_test(small, simulate)
     assert isinstance(error, BrokenGuaranteeError)

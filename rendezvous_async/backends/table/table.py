@@ -369,6 +369,8 @@ class Table:
         key = entry.key
         old = self._entries.get(key)
         if old is None:
+            if cause := self._graves.cause(key):
+                entry = msgspec.structs.replace(entry, cause=cause)
             self._graves.close(key)
             self._living.add(key)
         else:
