@@ -163,15 +163,27 @@ async def scale_run(
     return spec_of(await _rewrite_head(backend, lambda head: rescaled(head, nodes, target), record_of, since))
 
 
-async def let_newcomers_in(backend: Backend) -> None:
+async def let_newcomers_in(backend: Backend) -> int:
     """Let in the newcomers that are held back, see ``Timeouts.grow``; do nothing if there are none.
+
+    Returns:
+        How many were held back. Right after the run was scaled nobody has counted them, and it is 0: those whom the
+        coordinator counts next are let in nevertheless.
 
     Raises:
         RendezvousClosedError: The run is closed.
         RendezvousStateError: There is no such run.
         RendezvousVersionError: The run is of a newer version, which alone may write its head.
     """
-    await _rewrite_head(backend, let_in)
+    held_back = 0
+
+    def change(head: Head) -> Head:
+        nonlocal held_back
+        held_back = head.held_back
+        return let_in(head)
+
+    await _rewrite_head(backend, change)
+    return held_back
 
 
 async def _rewrite_head(

@@ -151,7 +151,8 @@ class Settings(msgspec.Struct, frozen=True):
         listed: All allowed sizes, if they are not a progression.
         domain: The label whose values are domains; empty: there are none.
         per_domain: A world has a multiple of this number of nodes from each domain.
-        grow: Seconds for which newcomers are held back.
+        grow: Seconds for which newcomers are held back; infinite if only a member lets them in. JSON has no infinity:
+            there it is null, which is read back as infinite.
     """
 
     min_nodes: int
@@ -163,9 +164,11 @@ class Settings(msgspec.Struct, frozen=True):
     listed: tuple[int, ...] = ()
     domain: str = ""
     per_domain: int = 1
-    grow: float = 0.0
+    grow: float | None = 0.0
 
     def __post_init__(self) -> None:
+        if self.grow is None:
+            msgspec.structs.force_setattr(self, "grow", math.inf)
         if not 1 <= self.min_nodes <= self.max_nodes <= MAX_NODES:
             raise ValueError(
                 f"nodes must satisfy 1 <= min <= max <= {MAX_NODES}, not {self.min_nodes}:{self.max_nodes}"
@@ -187,7 +190,7 @@ class Settings(msgspec.Struct, frozen=True):
         text = f"{self.ranks} last_call={_exactly(self.last_call)} regroup={_exactly(self.regroup)}"
         if self.is_plain:
             return f"{self.min_nodes}:{self.max_nodes} {text}"
-        grow = f" grow={_exactly(self.grow)}" if self.grow else ""
+        grow = f" grow={_exactly(self.grow_seconds)}" if self.grow else ""
         domain = f" domain={self.per_domain}:{encode_segment(self.domain)}" if self.domain else ""
         return f"{self.sizes} {text}{grow}{domain}"
 
@@ -195,6 +198,11 @@ class Settings(msgspec.Struct, frozen=True):
     def sizes(self) -> Sizes:
         """The sizes that a world may have."""
         return Sizes(self.min_nodes, self.max_nodes, self.step, self.listed)
+
+    @property
+    def grow_seconds(self) -> float:
+        """The seconds for which newcomers are held back."""
+        return math.inf if self.grow is None else self.grow
 
     @property
     def is_plain(self) -> bool:

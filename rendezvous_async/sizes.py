@@ -71,9 +71,13 @@ class Sizes(msgspec.Struct, frozen=True):
             return self.allowed
         if self.listed:
             return [size for size in self.listed if size % unit == 0]
-        step = math.lcm(self.step, unit)
-        first = next((size for size in self.allowed[: step // self.step] if size % unit == 0), None)
-        return () if first is None else range(first, self.largest + 1, step)
+        common = math.gcd(self.step, unit)
+        if self.smallest % common:
+            return ()
+        # smallest + k * step is a multiple of unit for one k in each unit // common, by the inverse of step there.
+        every = unit // common
+        k = -self.smallest // common * pow(self.step // common, -1, every) % every
+        return range(self.smallest + k * self.step, self.largest + 1, self.step * every)
 
 
 def check_domains(sizes: Sizes, domain: str, per_domain: int) -> None:

@@ -185,3 +185,16 @@ def test_a_million_sizes_are_not_stored_one_by_one() -> None:
     found = parse_sizes(f"1:{MAX_NODES}")
     assert found.listed == ()
     assert len(found.allowed) == MAX_NODES
+
+
+@given(st.integers(1, 60), st.integers(0, 30), st.integers(1, 24), st.integers(1, 48))
+def test_multiples_of_a_unit(low: int, steps: int, step: int, unit: int) -> None:
+    found = parse_sizes(f"{low}:{low + steps * step}:{step}")
+    assert list(found.multiples_of(unit)) == [size for size in found.allowed if size % unit == 0]
+
+
+def test_multiples_of_any_unit_are_found_without_a_search() -> None:
+    """A search looks at 999,983 sizes: 80 ms each time. Anybody could make a server or a node do that by a record."""
+    found, largest_prime = parse_sizes(f"1:{MAX_NODES}"), 999_983
+    for _ in range(10_000):
+        assert list(found.multiples_of(largest_prime)) == [largest_prime]

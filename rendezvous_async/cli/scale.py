@@ -50,15 +50,21 @@ async def _scale(options: Namespace) -> int:
             before = known_run(await read_status(backend), options)
             if before.spec is None:
                 raise Failure(Exit.NOT_FOUND, f"{run_id} is only just being founded; try again in a moment")
+            scaled = False
             if options.nodes is not None or options.target is not None:
                 now = await scale_run(backend, options.nodes, options.target, author())
                 if now.generation == before.spec.generation:
                     terminal.print(f"{run_id} has the sizes {now} already; nothing was changed")
                 else:
+                    scaled = True
                     terminal.print(f"scaled {run_id} from {before.spec} to {now}")
             if options.grow:
-                await let_newcomers_in(backend)
-                newcomers = counted(before.held_back, "newcomer")
-                terminal.print(f"let {newcomers} in" if before.held_back else "no newcomers are held back")
+                held_back = await let_newcomers_in(backend)
+                if held_back:
+                    terminal.print(f"let {counted(held_back, 'newcomer')} in")
+                elif scaled:
+                    terminal.print("newcomers for whom there is room now will be let in")
+                else:
+                    terminal.print("no newcomers are held back")
             terminal.print(str(await read_status(backend)))
     return Exit.OK

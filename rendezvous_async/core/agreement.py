@@ -1,7 +1,8 @@
 """Which settings hold when nodes come to one run with different ones.
 
 Once a round has formed, the settings in the head hold for as long as a member of that past is here: it holds the round,
-or it is back at the barrier. A newcomer with other settings is refused at once.
+or it is back at the barrier. The same is true of a run that was scaled, as long as a node with its settings is here. A
+newcomer with other settings is refused at once.
 
 Otherwise the most numerous settings win, and among equals those whose first node came earliest. A node that disagrees
 with the head cannot know how many others will agree with it. So it puts its record and waits for ``AGREE_WITHIN``
@@ -28,8 +29,12 @@ def is_abandoned(tally: Tally) -> bool:
 
 
 def is_settled(tally: Tally) -> bool:
-    """Return whether the head's settings bind newcomers too: some node here has been in a round of this run."""
-    return bool(tally.holding) or tally.has_survivor
+    """Return whether the head's settings bind newcomers too.
+
+    They do if some node here has been in a round of this run, or if the run was scaled: what somebody has decided for
+    it is not lost because more nodes come with other settings.
+    """
+    return bool(tally.holding) or tally.has_survivor or tally.head.generation > 0
 
 
 def prevailing(tally: Tally) -> str:

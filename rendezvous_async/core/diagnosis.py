@@ -72,6 +72,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         origin: The fingerprint of the settings that a node must bring.
         fit: What of the nodes here is usable and what is left over, and what the next size takes.
         unlabelled: Nodes without the label of the domain: spares.
+        unranked: Nodes without the label that ranks go by: spares, too.
         held_back: How many newcomers would make the world larger and are not let in yet; see ``Timeouts.grow``.
         round: The last round that formed; 0 if none has.
         phase: ``gathering`` or ``formed``.
@@ -90,6 +91,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     origin: str = ""
     fit: Fit | None = None
     unlabelled: tuple[str, ...] = ()
+    unranked: tuple[str, ...] = ()
     held_back: int = 0
     round: int = 0
     phase: Phase = Phase.GATHERING
@@ -147,9 +149,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
                 yield "scaled", f"{self.spec} (change {self.spec.generation}; nodes still start with {self.origin!r})"
             if self.fit is not None and (not self.settings.is_plain or self.spec != Spec(str(self.settings.sizes))):
                 yield "usable", str(self.fit)
-            if self.unlabelled:
-                label = printable(self.settings.domain)
-                yield f"spares without the label {label}", _shorten(list(map(printable, self.unlabelled)))
+            for label, spares in ((self.settings.domain, self.unlabelled), (self.settings.label, self.unranked)):
+                if spares:
+                    yield f"spares without the label {printable(label or '')}", _shorten(list(map(printable, spares)))
             yield "coordinator", printable(self.coordinator or "") or "none yet; a live node takes the post by itself"
         twice = [
             f"{printable(p.node)} (at {printable(p.address)}, before at {printable(p.displaced)})"
@@ -177,15 +179,16 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
             if self.held_back:
                 when = (
                     "by grow() (rdzv scale --grow) or by a loss"
-                    if settings.grow == math.inf
-                    else f"after {settings.grow:g} s"
+                    if settings.grow_seconds == math.inf
+                    else f"after {settings.grow_seconds:g} s"
                 )
                 return f"the members keep the round; {counted(self.held_back, 'newcomer')} will be let in {when}"
             if not waiting and not self.absent:
                 return "nothing is due; the members keep the round"
             return f"the next round gathers when these return or leave: {_shorten(list(map(printable, holding)))}"
         if self.missing:
-            return f"{self.missing} more must join before a round can form"
+            where = "" if self.fit is None else self.fit.where
+            return f"{self.missing} more{where} must join before a round can form"
         most = settings.max_nodes if self.fit is None else self.fit.shape.most
         return (
             f"the last call runs: a round forms within {settings.last_call:g} s "
@@ -226,13 +229,14 @@ def diagnose(
         for node, (record, order) in tally.records.items()
         if domain and domain not in record.labels and node not in tally.foreign
     ]
+    unranked = {node for node in tally.foreign if tally.records[node][0].fingerprint == head.fingerprint}
     fit = explain(tally.domains, tally.shape, len(unlabelled))
 
     def present(node: str) -> Present:
         seat = tally.seats.get(node)
         rank = None if seat is None else seat.rank
         if node in tally.foreign:
-            role, rank = Role.FOREIGN, None
+            role, rank = Role.SPARE if node in unranked else Role.FOREIGN, None
         elif node in tally.holding:
             role = Role.MEMBER
         elif node in tally.returned:
@@ -252,6 +256,7 @@ def diagnose(
         origin=head.fingerprint,
         fit=fit,
         unlabelled=tuple(node for _, node in sorted(unlabelled)),
+        unranked=tuple(sorted(unranked)),
         held_back=head.held_back if held else 0,
         round=head.round,
         phase=Phase.FORMED if held else Phase.GATHERING,

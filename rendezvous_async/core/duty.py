@@ -318,7 +318,7 @@ class Duty:
     def _clean_up(self, keys: Sequence[str], old: int) -> Script:
         """Return what deletes these seats, and the store of a round that is over."""
         drops = [*map(Drop, keys), *((Drop(round_key(old) + "/"),) if old > 0 else ())]
-        room = self._capacity.writes - 1
+        room = self._capacity.room - 1
         return [
             (Purpose.CLEAN_UP, (Drop(FORMING), *drops[start : start + room])) for start in range(0, len(drops), room)
         ]

@@ -12,7 +12,8 @@ Otherwise a thousand arrivals would be a thousand pushes to a thousand members.
 only if a larger valid world would come of it, and only as many as would be in it. Nobody restarts for the others: they
 are spares. With ``grow`` in the settings, newcomers who would make the world larger are held back for so long after the
 first of them came, so that many arrivals are one change. They are let in earlier if no larger world can come, if a
-member asks for it, or if the round ends for another reason.
+member asks for it, or if the round ends for another reason. The head remembers that they were let in for as long as
+some of them wait, also when the run is scaled meanwhile.
 
 **Gathering.** When no member holds the round any more, every node at the barrier is a candidate for the next one. If
 they make the largest world that there can be, it forms at once. If they make any valid world, the last call begins. It
@@ -138,7 +139,7 @@ def _count(tally: Tally, notes: Notes, now: float) -> tuple[Step, Notes]:
     held_since, let_in_at = None, math.inf
     if wanted and _holds_back(tally):
         held_since = now if notes.held_since is None else notes.held_since
-        let_in_at = held_since + head.settings.grow
+        let_in_at = held_since + head.settings.grow_seconds
     held_back = wanted if held_since is not None and now < let_in_at else 0
     counted = msgspec.structs.replace(
         head,
@@ -147,6 +148,8 @@ def _count(tally: Tally, notes: Notes, now: float) -> tuple[Step, Notes]:
         returned=returned,
         lost=tally.lost,
         held_back=held_back,
+        let_in=head.settings.grow_seconds > 0 and wanted > held_back,
+        uncounted=False,
     )
     until = let_in_at if held_back else math.inf
     if counted == head:
@@ -164,8 +167,8 @@ def _holds_back(tally: Tally) -> bool:
     Not when the round ends anyway, when the head lets them in already, or when no larger world can come.
     """
     head = tally.head
-    ends_anyway = bool(tally.lost or tally.returned) or head.waiting > head.returned
-    return head.settings.grow > 0 and not ends_anyway and tally.size < tally.shape.most
+    ends_anyway = bool(tally.lost or tally.returned)
+    return head.settings.grow_seconds > 0 and not ends_anyway and not head.let_in and tally.size < tally.shape.most
 
 
 def _gather(tally: Tally, notes: Notes, now: float, attempt: str) -> tuple[Step, Notes]:

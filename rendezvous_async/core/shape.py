@@ -22,8 +22,8 @@ the earliest node not in both. One sort by (survivors, first node) does both, an
 ``label:<domain>`` give whole domains contiguous ranks.
 
 ``largest_size``, ``is_complete`` and ``count_newcomers`` need only the number of nodes in each domain, which a tally
-keeps up one record at a time; each is linear in the number of domains, but for sorting. Nothing here decides when to
-form, or waits.
+keeps up one record at a time; each is linear in the number of domains, but for sorting. A tally also keeps the number
+of units, from which alone the size follows (``Shape.size_of``). Nothing here decides when to form, or waits.
 """
 
 from __future__ import annotations
@@ -86,6 +86,10 @@ class Shape(msgspec.Struct, frozen=True):
         """The size of the largest world that may form."""
         return self.valid_sizes[-1] if self.target is None else self.target
 
+    def size_of(self, units: int) -> int:
+        """Return the size of the largest world of so many whole units of ``per_domain`` nodes; 0 if there is none."""
+        return self.size_within(min(units * self.per_domain, self.most))
+
     def size_within(self, nodes: int) -> int:
         """Return the largest valid size of at most ``nodes``; 0 if there is none."""
         sizes = self.valid_sizes
@@ -110,7 +114,7 @@ def count_domains(candidates: Iterable[Candidate], shape: Shape) -> Counter[str]
 
 def largest_size(domains: Mapping[str, int], shape: Shape) -> int:
     """Return the size of the largest world of these nodes; 0 if there is no valid one."""
-    return shape.size_within(min(_units(domains, shape) * shape.per_domain, shape.most))
+    return shape.size_of(_units(domains, shape))
 
 
 def is_complete(domains: Mapping[str, int], shape: Shape) -> bool:
@@ -201,13 +205,19 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     def _outlook(self) -> str:
         if not self.next_size:
             return f"{self.usable} is the {'largest size' if self.shape.target is None else 'target'}"
-        where = ""
+        return f"{counted(self.missing, 'more node')}{self.where} would make {self.next_size}"
+
+    @property
+    def where(self) -> str:
+        """Where the nodes that are missing must be, to be put behind their number: others are of no use."""
         if self.fill:
-            where = " in domain " + " or ".join(map(printable, self.fill[:SHOW_AT_MOST]))
-        elif self.shape.per_domain > 1:
+            more = len(self.fill) - SHOW_AT_MOST
+            others = [counted(more, "other")] if more > 0 else []
+            return " in domain " + " or ".join([*map(printable, self.fill[:SHOW_AT_MOST]), *others])
+        if self.shape.per_domain > 1:
             in_one = not self.partial and self.missing == self.shape.per_domain
-            where = " in one domain" if in_one else " in the right domains"
-        return f"{counted(self.missing, 'more node')}{where} would make {self.next_size}"
+            return " in one domain" if in_one else " in the right domains"
+        return f" with the label {printable(self.shape.domain)}" if self.shape.domain else ""
 
 
 def explain(domains: Mapping[str, int], shape: Shape, unlabelled: int = 0) -> Fit:

@@ -55,7 +55,7 @@ def rescaled(head: Head, nodes: int | str | tuple[int, int] | list[int] | None, 
         raise ValueError(f"target must be a count of nodes, or 0 for none, not {target!r}")
     old = head.settings
     sizes = old.sizes if nodes is None else parse_sizes(nodes)
-    settings = settings_for(sizes, old.ranks, old.last_call, old.regroup, old.domain, old.per_domain, old.grow)
+    settings = settings_for(sizes, old.ranks, old.last_call, old.regroup, old.domain, old.per_domain, old.grow_seconds)
     target = target or 0
     if (settings, target) == (old, head.target):
         return head
@@ -67,11 +67,16 @@ def rescaled(head: Head, nodes: int | str | tuple[int, int] | list[int] | None, 
         generation=head.generation + 1,
         waiting=head.returned,  # The coordinator counts the newcomers again: no member restarts for the old count.
         held_back=0,
+        uncounted=head.phase is Phase.FORMED,
     ).requiring_its_features()
 
 
 def let_in(head: Head) -> Head:
-    """Return the head with the newcomers counted that are held back; the same head if there are none."""
-    if head.phase is not Phase.FORMED or not head.held_back:
+    """Return the head with the newcomers let in that are held back; the same head if there are none.
+
+    After the run was scaled nobody knows yet whether there are any: then the coordinator lets in whom it counts next.
+    """
+    might_hold_back = head.uncounted and head.settings.grow_seconds > 0
+    if head.phase is not Phase.FORMED or head.let_in or not (head.held_back or might_hold_back):
         return head
-    return msgspec.structs.replace(head, waiting=head.waiting + head.held_back, held_back=0)
+    return msgspec.structs.replace(head, waiting=head.waiting + head.held_back, held_back=0, let_in=True)

@@ -88,6 +88,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         origin: The fingerprint of the settings that nodes bring; empty: it is that of ``settings``.
         generation: How often ``settings`` or ``target`` were changed while the run was going on.
         target: The size that no world exceeds; 0 leaves it to the settings.
+        let_in: While formed: newcomers of this round are not held back (any more), whatever becomes of their number.
+        uncounted: While formed: the run was scaled, and nobody has counted since how many newcomers could be let in.
         recorded: The number of the last record in the history.
     """
 
@@ -106,6 +108,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     origin: Fingerprint = ""
     generation: Count = 0
     target: Count = 0
+    let_in: bool = False
+    uncounted: bool = False
     recorded: Count = 0
 
     def __post_init__(self) -> None:
@@ -138,7 +142,16 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def gathering(self) -> Head:
         """Return the head as it is while the next round gathers."""
-        return msgspec.structs.replace(self, phase=Phase.GATHERING, waiting=0, returned=0, lost=0, held_back=0)
+        return msgspec.structs.replace(
+            self,
+            phase=Phase.GATHERING,
+            waiting=0,
+            returned=0,
+            lost=0,
+            held_back=0,
+            let_in=False,
+            uncounted=False,
+        )
 
     def under(self, settings: Settings) -> Head:
         """Return the same under settings that other nodes bring: whatever was changed in the old ones is over."""

@@ -11,8 +11,9 @@ steps and not a thousand scans of the roster.
     newcomers    all other nodes with the run's settings
     foreign      nodes with other settings: no candidates, but counted by their settings (``rivals``)
 
-Where the settings name a domain, it also keeps how many members and how many newcomers each domain has: all that is
-needed to say how large the next world would be. Nodes without the label count in no domain.
+Where the settings name a domain, it also keeps how many members and how many newcomers each domain has, and how many
+whole units they make: all that is needed to say how large the next world would be, whatever the number of domains.
+Nodes without the label count in no domain.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from rendezvous_async.core.ranks import Candidate
-from rendezvous_async.core.shape import Shape, count_newcomers, largest_size
+from rendezvous_async.core.shape import Shape, count_newcomers
 from rendezvous_async.core.state import Head, Node, Seat
 
 __all__ = ["Tally"]
@@ -51,8 +52,8 @@ class Tally:
         self.rivals: Counter[str] = Counter()
         self._last_rounds: Counter[int] = Counter()
         self._last_rounds_of_foreign: Counter[int] = Counter()
-        self._member_domains: Counter[str] = Counter()
-        self._newcomer_domains: Counter[str] = Counter()
+        unit = head.settings.per_domain
+        self._members_in, self._newcomers_in, self._all_in = _Domains(unit), _Domains(unit), _Domains(unit)
 
     def __repr__(self) -> str:
         return (
@@ -67,7 +68,8 @@ class Tally:
         group = self._group(node, record)
         group.add(node)
         if self._domain and self._domain in record.labels and group is not self.foreign:
-            self._domains_of(group)[record.labels[self._domain]] += 1
+            for domains in (self._domains_of(group), self._all_in):
+                domains.add(record.labels[self._domain])
         if record.fingerprint != self._fingerprint:
             self.rivals[record.fingerprint] += 1
         if record.last is not None:
@@ -81,7 +83,8 @@ class Tally:
         group = self._group(node, record)
         group.discard(node)
         if self._domain and self._domain in record.labels and group is not self.foreign:
-            _count_down(self._domains_of(group), record.labels[self._domain])
+            for domains in (self._domains_of(group), self._all_in):
+                domains.remove(record.labels[self._domain])
         if record.fingerprint != self._fingerprint:
             _count_down(self.rivals, record.fingerprint)
         if record.last is not None:
@@ -90,7 +93,7 @@ class Tally:
     def follow(self, head: Head) -> None:
         """Take a head of the same round that was rewritten: counts, phase, closed, or what holds for the run now."""
         assert head.attempt == self.head.attempt
-        assert head.settings.domain == self._domain
+        assert (head.settings.domain, head.settings.per_domain) == (self._domain, self.head.settings.per_domain)
         if (head.settings, head.target) != (self.head.settings, self.head.target):
             self.shape = head.shape
         self.head = head
@@ -112,7 +115,8 @@ class Tally:
     @property
     def wanted(self) -> int:
         """How many newcomers would be in a larger world than the members' own: spares do not count."""
-        if not self.newcomers:
+        members = self._members_in.units if self._domain else self.live_members
+        if self.size <= self.shape.size_of(members):
             return 0
         return count_newcomers(self.member_domains, self.newcomer_domains, self.shape)
 
@@ -124,22 +128,22 @@ class Tally:
     @property
     def size(self) -> int:
         """The size of the largest valid world of all members and newcomers; 0 if there is none."""
-        return largest_size(self.domains, self.shape)
+        return self.shape.size_of(self._all_in.units if self._domain else self.live_members + len(self.newcomers))
 
     @property
     def member_domains(self) -> Mapping[str, int]:
         """How many members each domain has."""
-        return self._member_domains if self._domain else {"": self.live_members}
+        return self._members_in.nodes if self._domain else {"": self.live_members}
 
     @property
     def newcomer_domains(self) -> Mapping[str, int]:
         """How many newcomers each domain has."""
-        return self._newcomer_domains if self._domain else {"": len(self.newcomers)}
+        return self._newcomers_in.nodes if self._domain else {"": len(self.newcomers)}
 
     @property
     def domains(self) -> Mapping[str, int]:
         """How many members and newcomers each domain has."""
-        return Counter(self.member_domains) + Counter(self.newcomer_domains)
+        return self._all_in.nodes if self._domain else {"": self.live_members + len(self.newcomers)}
 
     @property
     def last_round(self) -> int:
@@ -169,8 +173,8 @@ class Tally:
     def _rounds_of(self, group: set[str]) -> Counter[int]:
         return self._last_rounds_of_foreign if group is self.foreign else self._last_rounds
 
-    def _domains_of(self, group: set[str]) -> Counter[str]:
-        return self._newcomer_domains if group is self.newcomers else self._member_domains
+    def _domains_of(self, group: set[str]) -> _Domains:
+        return self._newcomers_in if group is self.newcomers else self._members_in
 
     def _group(self, node: str, record: Node) -> set[str]:
         if record.fingerprint != self._fingerprint or (self._label and self._label not in record.labels):
@@ -179,6 +183,26 @@ class Tally:
         if seat is None:
             return self.newcomers
         return self.holding if seat.arrival == record.arrival else self.returned
+
+
+class _Domains:
+    """How many nodes each domain has, and how many whole units of nodes that makes."""
+
+    def __init__(self, unit: int) -> None:
+        self.nodes: Counter[str] = Counter()
+        self.units = 0
+        self._unit = unit
+
+    def __repr__(self) -> str:
+        return f"<_Domains of {self.units} units {dict(self.nodes)}>"
+
+    def add(self, domain: str) -> None:
+        self.nodes[domain] += 1
+        self.units += self.nodes[domain] % self._unit == 0
+
+    def remove(self, domain: str) -> None:
+        self.units -= self.nodes[domain] % self._unit == 0
+        _count_down(self.nodes, domain)
 
 
 def _count_down(counter: Counter[K], key: K) -> None:

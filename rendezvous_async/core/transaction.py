@@ -7,7 +7,7 @@ into a backend's. So the core knows keys, bytes and stamps, and no backend.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -15,12 +15,16 @@ from rendezvous_async.core.codec import decode
 from rendezvous_async.core.state import Head, Node, Seat, Stamp, node_of
 from rendezvous_async.errors import RendezvousStateError
 
-__all__ = ["Capacity", "Drop", "Row", "Save", "Seen", "Transaction", "readable"]
+__all__ = ["MOST_WRITES", "Capacity", "Drop", "Row", "Save", "Seen", "Transaction", "readable"]
 
 Row: TypeAlias = tuple[str, bytes | None, int]
 """What a read found at a key: the key, the value (None: it is gone), and the revision of its put."""
 
 R = TypeVar("R", Node, Seat)
+
+MOST_WRITES: Final = 4096
+"""Upper bound on the writes of one transaction, whatever the backend takes: a server makes all of them in one go, and
+does nothing else meanwhile. This many seats take it about 15 ms."""
 
 
 class Save(msgspec.Struct, frozen=True):
@@ -68,10 +72,10 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """How much fits into one transaction.
+    """How much goes into one transaction.
 
     Attributes:
-        writes: How many.
+        writes: How many fit.
         bytes: Of keys and values.
         prefix: How many bytes the backend puts before each key.
     """
@@ -80,19 +84,24 @@ class Capacity(msgspec.Struct, frozen=True):
     bytes: int
     prefix: int = 0
 
+    @property
+    def room(self) -> int:
+        """How many writes one transaction makes at most."""
+        return min(self.writes, MOST_WRITES)
+
     def with_one_more(self, writes: tuple[Save | Drop, ...], save: Save) -> tuple[Save | Drop, ...]:
         """Return these writes and ``save``, or without it if there is no room for it."""
         size = self.prefix + len(save.key) + len(save.value)
         for write in writes:
             size += self.prefix + (len(write.key) + len(write.value) if isinstance(write, Save) else len(write.name))
-        return (*writes, save) if len(writes) < self.writes and size <= self.bytes * 3 // 4 else writes
+        return (*writes, save) if len(writes) < self.room and size <= self.bytes * 3 // 4 else writes
 
     def batches(self, saves: Sequence[Save], spare: int) -> Iterator[tuple[Save, ...]]:
         """Cut ``saves`` into batches that fit a transaction together with ``spare`` more writes; at least one batch."""
         start, size = 0, 0
         for index, save in enumerate(saves):
             more = self.prefix + len(save.key) + len(save.value)
-            if index > start and (index - start + spare >= self.writes or size + more > self.bytes // 2):
+            if index > start and (index - start + spare >= self.room or size + more > self.bytes // 2):
                 yield tuple(saves[start:index])
                 start, size = index, 0
             size += more

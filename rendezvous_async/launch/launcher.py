@@ -96,9 +96,6 @@ async def launch(plan: Plan, backend: Backend, say: Callable[[str], None] | None
         domain=plan.domain,
         per_domain=plan.per_domain,
     )
-    if say is not None and plan.domain and plan.domain not in plan.labels:
-        missing = plan.domain
-        say(f"this node has no label {missing!r}, so it can only be a spare; set it with --label {missing}=VALUE")
     async with rendezvous, Workers.of(plan.command, plan.grace) as workers:
         return await _Launcher(plan, say, rendezvous, workers).run()
 

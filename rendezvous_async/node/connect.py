@@ -106,6 +106,11 @@ def connect(
     labels = _check_labels(labels)
     if settings.label is not None and settings.label not in labels:
         raise ValueError(f"ranks={ranks!r} needs the label {settings.label!r} on every node, not {labels!r}")
+    for label, meaning in ((settings.label, f"ranks={ranks!r}"), (domain, f"domain={domain!r}")):
+        if label and labels.get(label) == "":
+            raise ValueError(
+                f"the label {label!r} is empty, and {meaning} goes by its value: give it one, or leave it out"
+            )
     if (endpoint is None) == (backend is None):
         shown = show_endpoint(endpoint)
         raise ValueError(f"connect needs an endpoint or a backend, and not both; the endpoint is {shown}")

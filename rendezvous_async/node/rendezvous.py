@@ -90,6 +90,13 @@ class Rendezvous:
         if self._supervisor is not None:
             raise RuntimeError(f"{self!r} can be entered only once; call connect() again")
         clock.check_asyncio()
+        domain = self.settings.domain
+        if domain and domain not in self._identity.labels:
+            _log.warning(
+                "run %r: node %s has no label %r, which names its domain, so it can only be a spare: give it one with "
+                "labels= (rdzv launch --label, option label_%s)",
+                *(self.run_id, self.node, domain, domain),
+            )
         self._supervisor = Supervisor(self._who, self.run_id, self._source, self._options, self._outage)
         return self
 
@@ -188,10 +195,14 @@ class Rendezvous:
             backend = await supervisor.open_backend()
             return await scale_run(backend, nodes, target, self.node, supervisor.last_change)
 
-    async def grow(self) -> None:
+    async def grow(self) -> int:
         """Let in newcomers that are held back (``Timeouts.grow``), at a checkpoint for example; a no-op without any.
 
         All members learn ``Change.NODES_WAITING``; one of them is enough to call this.
+
+        Returns:
+            How many were held back. Right after ``scale()`` nobody has counted them yet, and it is 0: whoever fits now
+            is let in nevertheless.
 
         Raises:
             RendezvousClosedError: The run is closed.
@@ -200,7 +211,7 @@ class Rendezvous:
         """
         supervisor = await self._entered()
         with answer_within(self._who.timeouts.close, f"grow run {self.run_id!r}", supervisor.trouble):
-            await let_newcomers_in(await supervisor.open_backend())
+            return await let_newcomers_in(await supervisor.open_backend())
 
     async def evict(self, node: str) -> bool:
         """Remove another node; it learns that it is out, and may join again. False if it is not here."""

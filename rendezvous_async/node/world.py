@@ -112,9 +112,10 @@ class World:
         return UntilChanged(self._membership.view.changed, lambda: first_wanted(self._changes(), wanted))
 
     def while_whole(self) -> UntilChanged:
-        """Return a block for ``async with`` whose body needs every member: newcomers do not end it.
+        """Return a block for ``async with`` whose body needs every member: newcomers and scaling do not end it.
 
-        The body is cancelled as soon as a member no longer takes part: it was lost, or it is back at the barrier.
+        The body is cancelled as soon as a member no longer takes part: it was lost, or it is back at the barrier (as
+        members are soon if the run was scaled so that this world is too large).
         """
         return UntilChanged(self._membership.view.changed, self._breach)
 
@@ -126,10 +127,10 @@ class World:
         return changes_of(head, self._joined)
 
     def _breach(self) -> Change | None:
-        """Return what has happened to this world, unless there are only newcomers, who do not belong to it."""
+        """Return what has happened to this world, unless all its members still take part."""
         change, head = self.change, self._membership.view.head
-        is_newcomer = change is Change.NODES_WAITING and head is not None and not head.returned
-        return None if is_newcomer else change
+        is_whole = change in (Change.RESIZED, Change.NODES_WAITING) and head is not None and not head.returned
+        return None if is_whole else change
 
     def glance(self, now: float) -> Glance:
         """Return what was pushed so far, without a loop: the one method that other threads may call.

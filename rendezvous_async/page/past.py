@@ -6,6 +6,7 @@ The axis is the sum of what the records say of their lengths, so no clock of one
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from rendezvous_async.core.goodput import Activity, goodput_of, stretches
 from rendezvous_async.core.history import HistoryRecord, Kind, Who
@@ -22,14 +23,14 @@ def drawing_of(run_id: str, records: Sequence[HistoryRecord]) -> Drawing:
     """Return the drawing of a history, the oldest record first."""
     sketch = Sketch()
     now = 0.0
-    for stretch in stretches(records):
+    for stretch, following in zip_longest(parts := list(stretches(records)), parts[1:]):
         end = now + stretch.seconds
         if stretch.seconds:
             sketch.begin(RUN, _bar(now, stretch.phase, stretch.begun_by))
             for kind in ("round", "waiting"):
                 sketch.end(RUN, end, kind, f"; {duration(stretch.seconds)}")
         now = end
-        if stretch.ended_by is not None and stretch.phase is not Activity.FORMING:
+        if stretch.ended_by is not None and (following is None or following.ended_by is not stretch.ended_by):
             _add(sketch, now, stretch.ended_by)
     goodput = goodput_of(records)
     held = goodput.seconds.get(Activity.HELD, 0.0)

@@ -61,7 +61,8 @@ class Round:
         size: The number of members.
         address: This node's address for the others.
         store: The round's store.
-        setup: The same store, but its calls fail as soon as a member is lost, so that no member waits in vain.
+        setup: The same store, but its calls fail as soon as a member is lost or goes back to the barrier, so that no
+            member waits in vain. Newcomers and scaling alone do not make them fail.
     """
 
     def __init__(self, world: World, address: str, lease: LoopLease) -> None:
@@ -78,7 +79,7 @@ class Round:
         return f"<Round {self.number} rank={self.rank} size={self.size}>"
 
     def check(self) -> None:
-        """Raise if a member was lost."""
+        """Raise if a member was lost or went back to the barrier."""
         self._call_while_whole(checkpoint)
 
     def _call_while_whole(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
@@ -139,11 +140,6 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._end: ClosedRun | None = None
         self._connect = partial(_connect, settings, dict(labels or {}), self.node)
         self._connect(self._address)  # Reject invalid settings here, not at the first join.
-        if settings.domain and settings.domain not in (labels or {}):
-            _log.warning(
-                "node %s has no label %r, the domain of run %r, so it can only be a spare: set the option label_%s",
-                *(self.node, settings.domain, settings.run_id, settings.domain),
-            )
 
     @classmethod
     def from_backend(

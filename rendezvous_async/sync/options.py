@@ -116,14 +116,21 @@ def read_settings(params: RendezvousParameters) -> RendezvousSettings:
         _count(params, "keep_alive_max_attempt", 5),
         str(params.get("ranks", "sticky")),
         _sizes(params),
-        params.get("domain", ""),
+        _domain(params),
         _count(params, "per_domain", 1),
     )
 
 
 def read_labels(params: RendezvousParameters) -> dict[str, str]:
     """Return the node's labels: the options ``label_<name>``."""
-    return {name.removeprefix(_LABEL): str(value) for name, value in params.config.items() if name.startswith(_LABEL)}
+    labels = {}
+    for option, value in params.config.items():
+        if option.startswith(_LABEL):
+            name = option.removeprefix(_LABEL)
+            if not name or value is None:
+                raise ValueError(f"the rendezvous option {option!r} must be label_<name> with a value, not {value!r}")
+            labels[name] = str(value)
+    return labels
 
 
 def read_timeout(params: Any) -> timedelta:
@@ -230,6 +237,14 @@ def _sizes(params: Any) -> str:
         return nodes if isinstance(nodes, str) else str(sizes)
     except ValueError as error:
         raise ValueError(f"the rendezvous option 'sizes': {error}") from None
+
+
+def _domain(params: Any) -> Any:
+    """Return the label whose values are domains; an empty name is a variable that is not set in somebody's script."""
+    domain = params.get("domain")
+    if domain == "":
+        raise ValueError("the rendezvous option 'domain' must be the name of a label, not ''; leave it out for none")
+    return "" if domain is None else domain
 
 
 def _grow(params: Any) -> timedelta | None:

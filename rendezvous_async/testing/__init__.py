@@ -2,6 +2,8 @@
 
 * ``run(scenario, seed=7)`` runs a coroutine function in virtual time; one seed is one interleaving.
 * ``Cluster`` is some nodes and their server, with crash, restart, pause, resume, partition and heal.
+* ``Wire`` is the network below it: machines, processes and TCP connections, for programs of yours too; ``cluster.wire``
+  resets connections, cuts one direction, and takes faults while the cluster runs.
 * ``check(history)`` finds violations of the guarantees in a history.
 * ``check_backend(make)`` is the conformance kit for your own backend.
 * ``Proxy`` sits between a client and a server on real sockets, and delays, stalls and cuts.
@@ -35,6 +37,7 @@ from rendezvous_async.testing.programs import elastic
 from rendezvous_async.testing.proxy import Proxy
 from rendezvous_async.testing.scenarios import Report, Scenario, Step, scenario_of, simulate
 from rendezvous_async.testing.shrinking import shrink
+from rendezvous_async.testing.wire import Wire
 
 __all__ = [
     "BACKEND_CHECKS",
@@ -55,6 +58,7 @@ __all__ = [
     "Step",
     "VirtualLoop",
     "VirtualTimeError",
+    "Wire",
     "check",
     "check_backend",
     "check_linearizable",

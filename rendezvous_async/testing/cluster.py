@@ -39,7 +39,6 @@ import anyio
 from rendezvous_async.admin import close_run, scale_run
 from rendezvous_async.aio.deadline import answer_within
 from rendezvous_async.backends.values import Listing
-from rendezvous_async.core.history import HistoryRecord
 from rendezvous_async.core.spec import Spec
 from rendezvous_async.core.state import Head
 from rendezvous_async.node.connect import connect
@@ -56,6 +55,7 @@ from rendezvous_async.testing.nodes import RUN, SimulatedNode, now
 from rendezvous_async.testing.programs import Program, elastic
 from rendezvous_async.testing.quiet import NotSettledError, is_quiet, patience_of, until_quiet
 from rendezvous_async.testing.service import ServerKind, TcpNetwork
+from rendezvous_async.testing.wire import Wire
 from rendezvous_async.testing.witness import Witness
 
 __all__ = ["Cluster", "NetworkKind", "NotSettledError"]
@@ -147,6 +147,11 @@ class Cluster:
         return self._network
 
     @property
+    def wire(self) -> Wire:
+        """Its machines and connections: what can be done to these is done there."""
+        return self.network.wire
+
+    @property
     def disk(self) -> Disk:
         """The disk of a server with a log."""
         return self._with_log().disk
@@ -229,8 +234,7 @@ class Cluster:
         for index in range(len(self.nodes)):
             self.start(index)
         await self.settle()
-        worlds = [node.holds for node in self.nodes if node.holds is not None]
-        return sorted(worlds, key=lambda world: world.rank)
+        return sorted((node.holds for node in self.nodes if node.holds is not None), key=lambda world: world.rank)
 
     def crash(self, index: int) -> None:
         """Kill a node, like SIGKILL: nothing of it ever runs again."""
@@ -363,11 +367,6 @@ class Cluster:
     def head(self) -> Head | None:
         """Return the run's head in the backend."""
         return self._witness.head
-
-    @property
-    def records(self) -> list[HistoryRecord]:
-        """What the run's own history says, the oldest change first."""
-        return self._witness.records
 
     def _is_quiet(self) -> bool:
         live = [node for node in self.nodes if node.live]

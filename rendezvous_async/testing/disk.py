@@ -364,6 +364,7 @@ class DiskWorker(Executor):
             return
         except BaseException as error:
             self._failed = True
+            self._process.on_write = None  # what was to be written is lost, whatever a later call writes
             self._soon(partial(self._finish, partial(future.set_exception, error)))
         else:
             if written is not None and not self._failed:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rendezvous_async.aio.clock import lease_now
 from rendezvous_async.testing.loop.clock import VirtualLoop
-from rendezvous_async.testing.loop.groups import group_of, take_unseen_errors
+from rendezvous_async.testing.loop.groups import group_of
 
 __all__ = ["Failures"]
 
@@ -49,7 +49,7 @@ class Failures:
 
     def stop_catching(self, loop: VirtualLoop) -> None:
         """Collect the errors of tasks that were never awaited, and restore the loop's exception handler."""
-        for group, error in take_unseen_errors(loop):
+        for group, error in loop.take_unseen_errors():
             if not loop.is_killed(group):
                 self._take(group, error)
         loop.set_exception_handler(self._next_handler)

@@ -38,6 +38,7 @@ class Machine:
     Attributes:
         is_on: Whether it has power.
         listeners: The listening sockets, by address and port.
+        processes: The processes that run on it, by group.
         disk: Its disk, which outlives processes and, as far as it was synced, the power.
         on_serve: Called with each process that begins to serve a table, and the table.
     """
@@ -48,6 +49,7 @@ class Machine:
         self.address = address
         self.is_on: bool = True
         self.listeners: dict[tuple[str, int], WireSocket] = {}
+        self.processes: dict[Hashable, Process] = {}
         self.disk: Disk = Disk(random.Random(f"{wire.rng.getrandbits(64)} disk"))
         self.on_serve: Callable[[Process, Table], None] | None = None
         self._ports = FIRST_PORT
@@ -69,7 +71,7 @@ class Machine:
 
     def process(self, group: Hashable) -> Process:
         """Add a process; the tasks of this group are it."""
-        process = self.wire.processes[group] = Process(self, group)
+        process = self.wire.processes[group] = self.processes[group] = Process(self, group)
         return process
 
     def start(
@@ -88,7 +90,7 @@ class Machine:
     def cut_power(self) -> None:
         """Lose the power: nothing runs, nobody is told, and the disk forgets what was not synced."""
         self.is_on = False
-        for group in [group for group, process in self.wire.processes.items() if process.machine is self]:
+        for group in tuple(self.processes):
             for transport in tuple(self._end(group).transports):
                 self.wire.vanish(transport)
         self.disk.lose_power()
@@ -99,7 +101,8 @@ class Machine:
         self.wire.retry()
 
     def _end(self, group: Hashable) -> Process:
-        process = self.wire.processes.pop(group)
+        process = self.processes.pop(group)
+        del self.wire.processes[group]
         self.wire.loop.kill(group)
         for listener in [listener for listener in self.listeners.values() if listener.process is process]:
             listener.close()

@@ -27,6 +27,7 @@ from rendezvous_async.testing.commits import RunCommits
 from rendezvous_async.testing.faults import Faults
 from rendezvous_async.testing.loop.clock import virtual_loop
 from rendezvous_async.testing.nodes import RUN, SimulatedNode
+from rendezvous_async.testing.wire import Wire
 
 __all__ = ["Faults", "Network", "SimulatedDriver"]
 
@@ -62,6 +63,13 @@ class Network:
         self._watches: dict[SimulatedSubscription, None] = {}
         self._context = copy_context()
         self._epochs = 1
+
+    @property
+    def wire(self) -> Wire:
+        """Raise RuntimeError: there are no connections."""
+        raise RuntimeError(
+            "the stand-in loses and delays calls; it has no connections: use Cluster(..., network='wire')"
+        )
 
     def reaches(self, node: str) -> bool:
         """Return whether a node and the server can reach each other."""

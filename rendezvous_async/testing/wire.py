@@ -89,10 +89,9 @@ class Wire:
 
     def reset(self, machine: str) -> None:
         """Reset all connections of a machine."""
-        for process in self.processes.values():
-            if process.machine.name == machine:
-                for transport in process.transports:
-                    self._break(transport, b"")
+        for process in self.machines[machine].processes.values():
+            for transport in process.transports:
+                self._break(transport, b"")
 
     def retry(self) -> None:
         """Send once more what could not arrive."""

@@ -1,8 +1,13 @@
 """``python -m tests.benchmarks.bench_wire --nodes 1000``: what many nodes cost the real server, in virtual time.
 
-All nodes and the server are real code on a ``Wire``, in one process. For each phase it prints how long it took in
-virtual seconds, the CPU time of the server alone, what it got and sent, and its longest turn: the longest time in which
-its loop would not have looked at its sockets. The memory is that of everything, nodes included.
+All nodes and the server are real code on a ``Wire``, in one process. The server is as slow as it is: while it works,
+virtual time passes for it, and what arrives meanwhile waits for its next turn. The nodes work in no time.
+
+For each phase it prints how long it took in virtual seconds, the CPU time of the server's loop and of its disk thread,
+the requests that it got and the messages that it sent for each node, and its longest turn, the longest time in which
+its loop did not look at its sockets, with what took it. CPU is also given without what the same nodes cost at rest in
+as long a time. What the simulation itself does in the server's place (the wire's end of a write) is counted, as the
+kernel's work would be; what the test looks at is not. The memory is that of everything, nodes included.
 """
 
 from __future__ import annotations
@@ -14,8 +19,10 @@ import logging
 import random
 import resource
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Hashable
 from contextvars import Context
+from functools import partial
 from typing import Any, TypeVarTuple
 from unittest import mock
 
@@ -23,12 +30,16 @@ import anyio
 
 from rendezvous_async import Rendezvous, Timeouts
 from rendezvous_async.backends.tcp import Limits
+from rendezvous_async.backends.tcp.server.requests import ANSWERS
 from rendezvous_async.backends.tcp.server.turns import Turns
 from rendezvous_async.core.codec import decode
 from rendezvous_async.core.rules import Change
 from rendezvous_async.core.state import COORDINATOR, Post
 from rendezvous_async.testing import Cluster, Faults, service
+from rendezvous_async.testing.commits import RunCommits
+from rendezvous_async.testing.disk import DiskWorker
 from rendezvous_async.testing.loop import clock
+from rendezvous_async.testing.loop.describe import describe_callback
 from rendezvous_async.testing.loop.groups import GROUP
 from rendezvous_async.testing.service import TcpNetwork
 from rendezvous_async.testing.transport import WireTransport
@@ -41,18 +52,30 @@ class Meter:
     """What the server has done since the last reset."""
 
     def __init__(self) -> None:
+        self.group: Hashable = None
+        self.rest = 0.0
         self.reset()
 
     def reset(self) -> None:
-        self.cpu = self.longest = self.turn = self.since = 0.0
-        self.received = self.sent = self.sent_bytes = 0
+        self.cpu = self.disk = self.longest = self.turn = self.since = 0.0
+        self.parts: list[tuple[float, Callable[..., object]]] = []
+        self.longest_parts: list[str] = []
+        self.sent = self.sent_bytes = 0
+        self.requests: Counter[str] = Counter()
+
+    def pause(self) -> float:
+        """Return the time until which the running callback was measured; nothing is, until it is set again."""
+        now = time.thread_time()
+        self.turn += now - self.since
+        self.since = 0.0
+        return now
 
 
 METER = Meter()
 
 
 class MeteredLoop(clock.VirtualLoop):
-    """Measures the callbacks of the server's process."""
+    """Measures the callbacks of the server's process, and lets it be busy for as long."""
 
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
@@ -64,28 +87,80 @@ class MeteredLoop(clock.VirtualLoop):
     ) -> asyncio.TimerHandle:
         return super().call_at(when, _metered(callback, context), *args, context=context)
 
+    def call_soon_threadsafe(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        return super().call_soon_threadsafe(_metered(callback, context), *args, context=context)
+
     def _turn(self) -> None:
         METER.turn = 0.0
+        METER.parts.clear()
         super()._turn()
-        METER.longest = max(METER.longest, METER.turn)
+        if METER.turn:
+            METER.cpu += METER.turn
+            if METER.turn > METER.longest:
+                METER.longest = METER.turn
+                METER.parts.sort(key=lambda part: -part[0])
+                METER.longest_parts = [f"{took * 1e3:.0f} ms {name_of(call)}" for took, call in METER.parts[:3]]
+            if not self.is_killed(METER.group):
+                self.freeze(METER.group)
+                self.call_later(METER.turn, self.thaw, METER.group)
 
 
 def _metered(callback: Callable[[*Ts], object], context: Context | None) -> Callable[[*Ts], object]:
     group = GROUP.get() if context is None else context.get(GROUP)
-    if not str(group).startswith("server#"):
+    if not str(group).startswith("server#") or isinstance(getattr(callback, "__self__", None), clock.VirtualLoop):
         return callback
+    inner = callback.func if isinstance(callback, partial) else callback
+    on_disk = isinstance(getattr(inner, "__self__", None), DiskWorker)
 
     def metered(*args: *Ts) -> None:
+        before = METER.turn
+        METER.group = group
         METER.since = time.thread_time()
         try:
             callback(*args)
         finally:
-            took = time.thread_time() - METER.since
-            METER.since = 0.0
-            METER.turn += took
-            METER.cpu += took
+            METER.pause()
+            took = METER.turn - before
+            if on_disk:
+                METER.turn = before
+                METER.disk += took
+            elif took > 0.001:
+                METER.parts.append((took, callback))
 
     return metered
+
+
+def name_of(callback: Callable[..., object]) -> str:
+    """Name a callback of the server, without its module."""
+    return describe_callback(callback).rpartition("rendezvous_async.")[2]
+
+
+def unmetered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of the test that the server's code calls: its time is not the server's."""
+
+    def call(*args: Any) -> Any:
+        is_measured = bool(METER.since)
+        if is_measured:
+            METER.pause()
+        try:
+            return function(*args)
+        finally:
+            if is_measured:
+                METER.since = time.thread_time()
+
+    return call
+
+
+def counted(kind: str, answer: Callable[..., None]) -> Callable[..., None]:
+    """Return what answers a request, and counts it."""
+
+    def count(*args: Any) -> None:
+        METER.requests[kind] += 1
+        answer(*args)
+
+    return count
 
 
 def server_now() -> float:
@@ -98,9 +173,7 @@ class CountingWire(Wire):
     """Counts what the server gets and sends."""
 
     def carry(self, sender: WireTransport, item: Any) -> None:
-        if sender.dialled:
-            METER.received += 1
-        else:
+        if not sender.dialled:
             METER.sent += 1
             METER.sent_bytes += len(item or b"")
         super().carry(sender, item)
@@ -116,7 +189,8 @@ async def hold(rendezvous: Rendezvous) -> None:
 
 async def measure(nodes: int) -> None:
     """Do to a cluster what may happen to it, and print a line for each."""
-    timeouts = Timeouts(join=600, last_call=2.0, regroup=2.0, heartbeat=10, close=30)
+    gather = 2 + nodes / 2000  # so long that all can come: else this measures several rounds
+    timeouts = Timeouts(join=600, last_call=gather, regroup=gather, heartbeat=10, close=30)
     cluster = Cluster(
         nodes,
         nodes // 3,
@@ -136,6 +210,7 @@ async def measure(nodes: int) -> None:
         await phase("a world is formed", cluster, full(cluster, nodes))
         begin = anyio.current_time()
         await phase("20 s of nothing", cluster, lambda: anyio.current_time() >= begin + 20)
+        METER.rest = METER.cpu / nodes / 20
         coordinator = next(i for i, node in enumerate(cluster.nodes) if node.name == coordinator_of(cluster))
         cluster.crash(coordinator)
         await phase("another coordinator", cluster, lambda: coordinator_of(cluster) != cluster.nodes[coordinator].name)
@@ -185,11 +260,15 @@ async def phase(what: str, cluster: Cluster, done: Callable[[], bool]) -> None:
             print(f"{what}: not within 300 s: {cluster.head()}", flush=True)
             return
     live = sum(node.live for node in cluster.nodes)
+    more = max(0.0, METER.cpu / live - METER.rest * (anyio.current_time() - begin))
+    requests = sum(METER.requests.values()) - METER.requests["Renew"]
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / live
     print(
         f"{what:26} {anyio.current_time() - begin:6.2f} s virtual; server {METER.cpu:6.2f} s CPU, "
-        f"{METER.cpu / live * 1e6:5.0f} us/node, {METER.received / live:5.1f} in {METER.sent / live:5.1f} out "
-        f"{METER.sent_bytes / live:6.0f} B/node, longest turn {METER.longest * 1000:5.1f} ms; "
+        f"{METER.cpu / live * 1e6:5.0f} us/node, {more * 1e6:4.0f} more than at rest, disk thread {METER.disk:5.2f} s; "
+        f"per node {requests / live:5.1f} requests, {METER.requests['Renew'] / live:4.1f} keep-alives, "
+        f"{METER.sent / live:5.1f} writes of {METER.sent_bytes / live:6.0f} B in all; "
+        f"longest turn {METER.longest * 1000:5.1f} ms: {', '.join(METER.longest_parts) or 'many'}; "
         f"{rss:4.0f} KiB/node, {time.process_time() - cpu:.0f} s of CPU in all",
         flush=True,
     )
@@ -210,6 +289,9 @@ def main() -> None:
         mock.patch.object(clock, "VirtualLoop", MeteredLoop),
         mock.patch.object(service, "Wire", CountingWire),
         mock.patch.object(Turns, "__init__", make_metered),
+        mock.patch.object(RunCommits, "_look", unmetered(RunCommits._look)),
+        mock.patch.object(RunCommits, "_release", unmetered(RunCommits._release)),
+        mock.patch.dict(ANSWERS, {kind: counted(kind.__name__, answer) for kind, answer in ANSWERS.items()}),
         mock.patch.object(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY)),
     ):
         gc.disable()  # a collection looks at all nodes, and would be counted as the server's

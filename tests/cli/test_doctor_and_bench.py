@@ -54,7 +54,7 @@ async def test_doctor_says_how_the_nodes_of_a_run_fit() -> None:
                 group.start_soon(a.join)
                 group.start_soon(b.join)
                 await eventually(lambda: len(server.table.list("rendezvous_async/job/nodes/").entries) == 2)
-                fit = "2 here, none usable: 1 node without the label rack; 1 more node would make 2"
+                fit = "2 here, none usable: 1 node without the label rack; 1 more node with the label rack would make 2"
                 assert await verdict() == ("warning", f"sizes 2:4:2; {fit}", "start every node with the label rack")
                 await a.scale("1:8", target=1)
                 fit = "2 here, 1 usable: 1 node without the label rack; 1 is the target"

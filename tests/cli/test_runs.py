@@ -205,6 +205,26 @@ async def test_scale_lets_newcomers_in_who_are_held_back(server: TcpServer, run:
                 await a.join()
 
 
+async def test_scale_makes_room_and_lets_newcomers_in(server: TcpServer, run: Rdzv) -> None:
+    where = (server.endpoint, "--run-id", "job")
+    slow = msgspec.structs.replace(TIMEOUTS, grow=math.inf)
+    async with AsyncExitStack() as stack:
+        a, b = [await node(stack, server, name, "1:1", slow) for name in "ab"]
+        await a.join()
+        assert a.world is not None
+        watch = await stack.enter_async_context(command("watch", *where))
+        await watch.line("round 1 has formed")
+        async with anyio.create_task_group() as group:
+            group.start_soon(b.join)
+            with anyio.fail_after(10):
+                await watch.line("here now: b")
+                done = await run("scale", *where, "--nodes", "1:3", "--grow")
+                counted_yet = "let 1 newcomer in", "newcomers for whom there is room now will be let in"
+                assert any(text in done.out for text in counted_yet), done.out
+                assert await a.world.changed() is library.Change.NODES_WAITING
+                await a.join()
+
+
 async def test_scale_changes_nothing_when_it_is_wrong(server: TcpServer, run: Rdzv) -> None:
     where = (server.endpoint, "--run-id", "job")
     async with AsyncExitStack() as stack:

@@ -111,6 +111,8 @@ heads = st.builds(
     held_back=counts,
     origin=texts,
     generation=counts,
+    let_in=st.booleans(),
+    uncounted=st.booleans(),
 )
 nodes = st.builds(
     Node,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from textwrap import dedent
 
 import msgspec
+import pytest
 from msgspec.structs import replace
 
 from rendezvous_async.core.diagnosis import SHOW_AT_MOST, Absent, Present, Role, Status, diagnose
@@ -272,8 +273,29 @@ def test_too_few_of_any_domain_are_told_what_is_missing() -> None:
     shown = status(Head(settings=PAIRS), {}, racks("aA1", PAIRS))
     assert (shown.nodes(Role.WAITING), shown.nodes(Role.SPARE)) == (["a", "A"], ["1"])
     assert shown.missing == 1
-    assert "next: 1 more must join before a round can form" in text(shown)
+    assert "next: 1 more in domain low or up must join before a round can form" in text(shown)
     assert "1 more node in domain low or up would make 2" in text(shown)
+
+
+def test_nodes_without_the_label_do_not_help_and_it_says_which_would() -> None:
+    any_rack = settings_for(parse_sizes("2:6"), domain="rack")
+    shown = status(Head(settings=any_rack), {}, racks("a123", any_rack))
+    assert "next: 1 more with the label rack must join before a round can form" in text(shown)
+    assert "3 nodes without the label rack; 1 more node with the label rack would make 2" in text(shown)
+
+
+def test_nodes_without_the_label_that_ranks_go_by_have_no_other_settings() -> None:
+    by_rack = replace(TWO_TO_FOUR, ranks="label:rack")
+    shown = status(Head(settings=by_rack), {}, racks("a12", by_rack))
+    assert (shown.nodes(Role.SPARE), shown.unranked, shown.nodes(Role.FOREIGN)) == (["1", "2"], ("1", "2"), [])
+    assert "next: 1 more must join before a round can form" in text(shown)
+    assert "spares without the label rack: 1, 2" in text(shown)
+    assert "other settings" not in text(shown)
+
+
+def test_of_many_domains_that_one_node_would_make_whole_a_few_are_named() -> None:
+    odd = {f"n{n}": record(f"n{n}1", settings=PAIRS, labels={"rack": f"r{n}"}) for n in range(6)}
+    assert "1 more in domain r0 or r1 or r2 or r3 or 2 others must join" in text(status(Head(settings=PAIRS), {}, odd))
 
 
 def test_it_says_so_while_a_world_is_held_too() -> None:
@@ -299,6 +321,16 @@ def test_newcomers_who_are_held_back() -> None:
     roster = {name: record(f"{name}1", settings=by_hand) for name in "abcd"}
     shown = status(replace(head, held_back=2, settings=by_hand), seats, roster)
     assert "2 newcomers will be let in by grow() (rdzv scale --grow) or by a loss" in text(shown)
+
+
+@pytest.mark.parametrize("grow", [0.0, 5.0, math.inf])
+def test_a_status_is_read_back_from_json(grow: float) -> None:
+    settings = settings_for(parse_sizes("2:6:2"), domain="rack", per_domain=2, grow=grow)
+    head, seats = formed("ab", settings=settings)
+    shown = status(replace(rescaled(head, None, 4), held_back=2), seats, racks("abCD1", settings))
+    data = msgspec.json.encode(shown)
+    assert (b'"grow":null' in data) == (grow == math.inf)
+    assert msgspec.json.decode(data, type=Status) == shown
 
 
 def test_what_holds_since_the_run_was_scaled() -> None:

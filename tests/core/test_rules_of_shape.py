@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace
 
+from rendezvous_async.core.agreement import is_abandoned
 from rendezvous_async.core.rules import (
     COUNT_EVERY,
     Change,
@@ -153,7 +154,7 @@ def test_newcomers_are_held_back_and_the_head_says_so() -> None:
     assert step(tally, Notes(), NOW, "new") == (Rewrite(counted), notes)
     tally.follow(counted)
     assert step(tally, notes, NOW + 1, "new") == (Wait(NOW + 5), notes)
-    let_in_now = replace(counted, held_back=0, waiting=1)
+    let_in_now = replace(counted, held_back=0, waiting=1, let_in=True)
     later = NOW + 5
     assert step(tally, notes, later, "new") == (Rewrite(let_in_now), Notes(counted_at=later, held_since=NOW))
     tally.follow(let_in_now)
@@ -214,6 +215,52 @@ def test_letting_in_changes_nothing_without_anybody_to_let_in() -> None:
     assert let_in(head) is head
     early = replace(head, phase=Phase.GATHERING, held_back=1)
     assert let_in(early) is early
+    asked = replace(head, waiting=1, let_in=True)
+    assert let_in(asked) is asked
+    early = rescaled(replace(head, phase=Phase.GATHERING), "2:8", None)
+    assert let_in(early) is early
+    plain = rescaled(formed("ab")[0], "2:8", None)
+    assert let_in(plain) is plain
+
+
+def followed(tally: Tally, head: Head) -> Head:
+    """Return the head after a coordinator has counted under ``head``."""
+    tally.follow(head)
+    decision, _ = step(tally, Notes(), NOW, "new")
+    return decision.head if isinstance(decision, Rewrite) else head
+
+
+def test_scaling_does_not_undo_that_newcomers_were_let_in() -> None:
+    tally = held("ab", "x", BY_HAND)
+    asked = let_in(replace(tally.head, held_back=1))
+    scaled = rescaled(asked, "2:8", None)
+    assert (scaled.waiting, scaled.held_back) == (0, 0), "nobody restarts for the old count"
+    counted = followed(tally, scaled)
+    assert (counted.waiting, counted.held_back, counted.let_in, counted.uncounted) == (1, 0, True, False)
+
+
+@pytest.mark.parametrize("members", ["ab", "abcdef"], ids=["held back before", "no place before"])
+def test_newcomers_may_be_let_in_right_after_scaling(members: str) -> None:
+    tally = held(members, "x", BY_HAND)
+    scaled = rescaled(followed(tally, tally.head), "2:8", None)
+    assert followed(tally, scaled).held_back == 1, "scaling lets nobody in"
+    counted = followed(tally, let_in(scaled))
+    assert (counted.waiting, counted.held_back, counted.let_in, counted.uncounted) == (1, 0, True, False)
+
+
+def test_letting_in_after_scaling_is_over_when_nobody_was_there() -> None:
+    tally = held("ab", "", BY_HAND)
+    counted = followed(tally, let_in(rescaled(tally.head, "2:8", None)))
+    assert (counted.let_in, counted.uncounted) == (False, False)
+    tally.put("x", fresh("x", BY_HAND)["x"], 99)
+    assert followed(tally, counted).held_back == 1
+
+
+def test_a_new_round_begins_with_nobody_let_in() -> None:
+    head, _ = formed("ab", settings=BY_HAND)
+    head = replace(head, let_in=True, uncounted=True)
+    for after in (head.gathering(), head.under(EVENS)):
+        assert (after.let_in, after.uncounted) == (False, False)
 
 
 def test_newcomers_are_held_back_until_called_for_ever() -> None:
@@ -329,12 +376,20 @@ def test_nodes_bring_what_the_founder_brought() -> None:
     assert tally.foreign == {"x"}
 
 
-def test_more_nodes_with_other_settings_take_over_all_that_was_scaled() -> None:
-    head = rescaled(Head(settings=TWO_TO_FOUR), "2:8", 3)
+def test_more_nodes_with_other_settings_do_not_undo_what_was_scaled() -> None:
     others = Settings(3, 3)
-    tally = roster_of(head, {}, fresh("a", TWO_TO_FOUR) | fresh("xy", others))
-    decision, _ = step(tally, Notes(), NOW, "new")
-    assert decision == HandOver(Head(settings=others, requires=(WORLD_SHAPE,)))
+    roster = fresh("a", TWO_TO_FOUR) | fresh("xy", others)
+    decision, _ = step(gathering(roster, TWO_TO_FOUR), Notes(), NOW, "new")
+    assert decision == HandOver(Head(settings=others))
+    tally = roster_of(rescaled(Head(settings=TWO_TO_FOUR), "2:8", 3), {}, roster)
+    assert step(tally, Notes(), NOW, "new")[0] == Wait()
+    tally.remove("a")
+    assert is_abandoned(tally), "the next node that comes replaces it"
+
+
+def test_other_settings_replace_all_that_was_scaled() -> None:
+    head = rescaled(Head(settings=TWO_TO_FOUR), "2:8", 3)
+    assert head.under(Settings(3, 3)) == Head(settings=Settings(3, 3), requires=(WORLD_SHAPE,))
 
 
 # The spec

@@ -256,7 +256,7 @@ def test_complete_means_that_nobody_can_make_it_larger() -> None:
             FOURS,
             0,
             "18 here, none usable: domain A has 3 of 4, domain B has 3 of 4, domain C has 3 of 4, domain D has 3 of 4, "
-            "2 other domains not whole; 1 more node in domain A or B or C or D would make 4",
+            "2 other domains not whole; 1 more node in domain A or B or C or D or 2 others would make 4",
         ),
         (
             {"A": 8, "B": 3},

@@ -7,12 +7,15 @@ from typing import TypeAlias
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rendezvous_async.core.shape import count_newcomers, largest_size
 from rendezvous_async.core.state import Head, Last, Node, Seat
 from rendezvous_async.core.tally import Tally, tally_of
-from rendezvous_async.settings import Settings
+from rendezvous_async.settings import Settings, settings_for
+from rendezvous_async.sizes import parse_sizes
 from tests.core.make import TWO_TO_FOUR, formed, gathering, record, roster_of
 
 OTHER = Settings(1, 9)
+PAIRS = settings_for(parse_sizes("2:12:2"), domain="rack", per_domain=2)
 HEAD, SEATS = formed("abc", round=3)
 Change: TypeAlias = tuple[str, Node | None]
 
@@ -141,6 +144,31 @@ def test_spares_are_not_wanted() -> None:
     assert roster_of(head, seats, members | newcomers | {"a": record("a2")}).wanted == 1
     del members["b"]
     assert roster_of(head, seats, members | newcomers).wanted == 2
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdefghijkl"), st.sampled_from(["", "r1", "r2", "r3", None])), max_size=40))
+def test_whole_domains_are_counted_as_records_come_and_go(changes: list[tuple[str, str | None]]) -> None:
+    head, seats = formed("abcd", settings=PAIRS)
+    tally = Tally(head, seats)
+    for order, (node, rack) in enumerate(changes):
+        if rack is None:
+            tally.remove(node)
+        else:
+            labels = {"rack": rack} if rack else {}
+            tally.put(node, record(f"{node}1", settings=PAIRS, labels=labels), order)
+        members, newcomers = tally.member_domains, tally.newcomer_domains
+        assert tally.domains == {**members, **newcomers} | {
+            rack: members[rack] + newcomers[rack] for rack in members if rack in newcomers
+        }
+        assert tally.size == largest_size(tally.domains, tally.shape)
+        assert tally.wanted == count_newcomers(members, newcomers, tally.shape)
+
+
+def test_the_size_follows_from_units_and_not_from_a_look_at_each_domain() -> None:
+    """A step of a coordinator asks for it: with 10,000 domains each arrival cost 1.6 ms for it."""
+    tally = gathering({f"n{i}": record(f"n{i}", settings=PAIRS, labels={"rack": f"r{i}"}) for i in range(5000)}, PAIRS)
+    for _ in range(20_000):
+        assert tally.size == tally.wanted == 0
 
 
 def test_the_last_round_is_the_highest_that_anybody_remembers() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from rendezvous_async.core.codec import encode
 from rendezvous_async.core.state import Node, Seat
-from rendezvous_async.core.transaction import Capacity, Save, readable
+from rendezvous_async.core.transaction import MOST_WRITES, Capacity, Save, readable
 from tests.core.make import record
 
 SAVES = [Save(f"k{number}", b"1234567") for number in range(5)]
@@ -32,6 +32,11 @@ def test_each_batch_fits_with_what_comes_beside_it(writes: int, bytes: int, spar
     batches = list(Capacity(writes, bytes, prefix=1).batches(SAVES, spare))
     assert [len(batch) for batch in batches] == sizes
     assert [save for batch in batches for save in batch] == SAVES
+
+
+def test_a_backend_that_takes_more_is_not_given_more_than_it_does_in_a_moment() -> None:
+    seats = [Save(f"seats/{number}", b"") for number in range(MOST_WRITES + 10)]
+    assert [len(batch) for batch in Capacity(10**9, 10**9).batches(seats, spare=3)] == [MOST_WRITES - 3, 13]
 
 
 def test_of_nothing_there_is_one_batch_with_nothing_in_it() -> None:

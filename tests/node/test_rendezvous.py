@@ -60,6 +60,8 @@ GOOD: dict[str, Any] = {"endpoint": "memory://here", "run_id": "job", "nodes": 2
         ({"domain": "nvlink", "per_domain": 0}, "per_domain must be from 1 to 1000000, not 0"),
         ({"domain": "nvlink", "per_domain": "4"}, "per_domain must be a count of nodes, not '4'"),
         ({"domain": None}, "domain must be the name of a label"),
+        ({"domain": "x", "labels": {"x": ""}}, "the label 'x' is empty, and domain='x' goes by its value"),
+        ({"ranks": "label:x", "labels": {"x": ""}}, "the label 'x' is empty, and ranks='label:x' goes by its value"),
         ({"domain": "x" * 300}, "domain must have at most 256 characters, not 300"),
         ({"domain": "\ud800"}, "domain must be a string that UTF-8 can encode"),
         ({"nodes": (1, 2, 3)}, r"not \(1, 2, 3\)"),

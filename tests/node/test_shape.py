@@ -371,6 +371,33 @@ async def test_newcomers_are_let_in_when_the_job_says_so() -> None:
 
 
 @in_virtual_time
+@pytest.mark.parametrize("scales_first", [False, True])
+@pytest.mark.parametrize("nodes", ["2:8", "2:2"], ids=["held back", "no place"])
+async def test_scaling_and_letting_in_do_not_undo_each_other(nodes: str, scales_first: bool) -> None:
+    async with Meeting() as meeting:
+        timeouts = Timeouts(join=30, last_call=2, grow=math.inf)
+        members = await held(meeting, "ab", nodes, timeouts=timeouts)
+        a, world = members[0]
+        newcomer = meeting.start(await meeting.enter("c", nodes, timeouts=timeouts))
+        await anyio.sleep(10)
+        if scales_first:
+            await a.scale("2:6")
+            await a.grow()
+        else:
+            assert await a.grow() == (1 if nodes == "2:8" else 0)
+            await a.scale("2:6")
+        await anyio.sleep(10)
+        if nodes == "2:2" and not scales_first:
+            assert world.change is None, "nobody could be let in"
+            assert await a.grow() == 1
+        assert {await world.changed() for _, world in members} == {Change.NODES_WAITING}
+        again = await together(*(rendezvous for rendezvous, _ in members))
+        assert {w.size for w in again} == {3}
+        await anyio.sleep(1)
+        assert newcomer.world is not None
+
+
+@in_virtual_time
 async def test_a_loss_lets_those_in_who_are_held_back() -> None:
     async with Meeting() as meeting:
         timeouts = Timeouts(join=30, last_call=2, regroup=20, grow=math.inf)

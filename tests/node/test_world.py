@@ -440,6 +440,23 @@ async def test_a_block_that_needs_every_member_ends_when_one_goes_back_but_not_f
         assert block.change is Change.NODES_WAITING
 
 
+@in_virtual_time
+async def test_a_block_that_needs_every_member_does_not_end_because_the_run_was_scaled() -> None:
+    async with Meeting() as meeting:
+        a, b = await meeting.enter_all("ab", "1:2")
+        world, _ = await together(a, b)
+        block, ended = world.while_whole(), list[str]()
+        async with anyio.create_task_group() as group:
+            group.start_soon(hold, world, block, ended)
+            await a.scale(target=1)
+            assert await world.changed() is Change.RESIZED
+            await anyio.sleep(10)
+            assert not ended, "both are still here"
+            meeting.start(b)
+        assert ended == ["cancelled", "after"]
+        assert block.change is Change.RESIZED
+
+
 @pytest.mark.parametrize("change", [Change.MEMBER_LOST, Change.EVICTED, Change.CLOSED])
 @in_virtual_time
 async def test_a_block_that_needs_every_member_ends_for_everything_else(change: Change) -> None:

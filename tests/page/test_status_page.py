@@ -105,7 +105,10 @@ async def test_sizes_domains_and_scaling_in_a_browser(tmp_path: Path) -> None:
     assert (status["unlabelled"], status["held_back"], status["origin"][:5]) == (["b"], 0, "4:8:4")
     assert "round 0 · 4:16:4 nodes · target 8 · generation 1 · 2 here · 1 waiting · 1 spare" in dom
     assert ">spare, no label rack<" in dom
-    assert "usable: 2 here, none usable: 1 node without the label rack; 3 more nodes would make 4" in dom
+    assert (
+        "usable: 2 here, none usable: 1 node without the label rack; 3 more nodes with the label rack would make 4"
+        in dom
+    )
 
 
 async def seen_in_a_browser(page: str, folder: Path) -> str:

@@ -125,13 +125,13 @@ async def _disturb(seed: int) -> Ledger:
                 await anyio.sleep(rng.choice((0.0, 3.0)))
             what = rng.choice(tuple(FITTING))
             victims = rng.sample(range(NODES), 1 if what == "evicted" else rng.choice((1, 1, 2, 3)))
-            read = _last(cluster.records, read)
+            read = _last(cluster._witness.records, read)
             await _do(cluster, what, victims, rng)
             names = [cluster.nodes[index].name for index in victims]
-            ledger.judge(what, names, [record for record in cluster.records if record.n > read], seed)
+            ledger.judge(what, names, [record for record in cluster._witness.records if record.n > read], seed)
             cluster.heal()
             await cluster.join_all()
-        ledger.named = goodput_of(cluster.records).named
+        ledger.named = goodput_of(cluster._witness.records).named
     return ledger
 
 

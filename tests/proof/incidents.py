@@ -40,7 +40,7 @@ async def flapping_node() -> list[HistoryRecord]:
         cluster.leave(2)
         await anyio.sleep(3600)
         await cluster.close(0, "training done")
-        return cluster.records
+        return cluster._witness.records
 
 
 async def full_disk() -> list[HistoryRecord]:
@@ -65,7 +65,7 @@ async def full_disk() -> list[HistoryRecord]:
         await cluster.join_all()
         await anyio.sleep(2 * 3600)
         await cluster.close(0, "training done")
-        return cluster.records
+        return cluster._witness.records
 
 
 async def slow_start() -> list[HistoryRecord]:
@@ -77,7 +77,7 @@ async def slow_start() -> list[HistoryRecord]:
         await cluster.join_all()
         await anyio.sleep(1800)
         await cluster.close(0, "training done")
-        return cluster.records
+        return cluster._witness.records
 
 
 INCIDENTS: dict[str, Callable[[], Awaitable[list[HistoryRecord]]]] = {

@@ -68,7 +68,7 @@ def test_a_node_that_was_frozen_says_so_when_it_is_back() -> None:
             await anyio.sleep(20)
             cluster.resume(1)
             await anyio.sleep(8)
-            return cluster.records
+            return cluster._witness.records
 
     waiting, formed = run(scenario, seed=7)[-2:]
     for record in (waiting, formed):

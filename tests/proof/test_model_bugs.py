@@ -342,6 +342,7 @@ TWO_OR_FOUR = Config(nodes=3, min_nodes=2, max_nodes=4, step=2)
 LOWERED = Config(nodes=2, min_nodes=1, max_nodes=2, specs=((None, 1),), budget=Budget(scale=1))
 RAISED = Config(nodes=2, min_nodes=1, max_nodes=1, specs=(("2:2", None),), budget=Budget(scale=1))
 BY_HAND = Config(nodes=2, min_nodes=1, max_nodes=3, by_hand=True, budget=Budget(grow=1))
+SCALED_BY_HAND = replace(BY_HAND, specs=(("1:4", None),), budget=Budget(grow=1, scale=1))
 
 
 def choosing(patch: MonkeyPatch, change: Callable[[Shape], Shape]) -> None:
@@ -427,6 +428,29 @@ def newcomers_are_let_in_though_nobody_asked(patch: MonkeyPatch) -> None:
 @bug(BY_HAND, LET_IN)
 def newcomers_are_held_back_though_a_member_asked(patch: MonkeyPatch) -> None:
     patch.setattr(rules, "_holds_back", lambda tally: True)
+
+
+@bug(SCALED_BY_HAND, LET_IN)
+def scaling_forgets_that_newcomers_were_let_in(patch: MonkeyPatch) -> type[Protocol]:
+    class Forgetful(Protocol):
+        def scaled(self, row: HeadRow) -> HeadRow:
+            return replace(super().scaled(row), let_in=0)
+
+    return Forgetful
+
+
+@bug(SCALED_BY_HAND, LET_IN)
+def nobody_is_let_in_who_was_not_counted_after_scaling(patch: MonkeyPatch) -> type[Protocol]:
+    class Deaf(Protocol):
+        def let_in(self, row: HeadRow) -> HeadRow:
+            return super().let_in(row) if row.held_back else row
+
+    return Deaf
+
+
+@bug(SCALED_BY_HAND, LET_IN)
+def a_count_forgets_that_newcomers_were_let_in(patch: MonkeyPatch) -> None:
+    patch.setattr(rules, "_holds_back", lambda tally: tally.head.waiting == tally.head.returned)
 
 
 # What the store does

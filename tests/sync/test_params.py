@@ -312,13 +312,19 @@ def test_domains(caplog: pytest.LogCaptureFixture) -> None:
     settings = make_handler(params(**whole, label_nvlink="a")).settings
     assert (settings.domain, settings.per_domain) == ("nvlink", 2)
     assert not caplog.messages
-    create_handler(params(**whole))
-    assert "can only be a spare: set the option label_nvlink" in caplog.messages[0]
+    assert not make_handler(params(**whole)).is_closed()
+    assert ["so it can only be a spare" in text for text in caplog.messages] == [True]
+    assert "option label_nvlink" in caplog.messages[0]
     for wrong, words in (
         ({"per_domain": 2}, "per_domain=2 needs a domain"),
         ({"domain": "x", "per_domain": 0}, "per_domain must be from 1"),
         ({"domain": "x", "per_domain": 3}, "none of the sizes 1:2 is a multiple of per_domain=3"),
         ({"domain": "x", "per_domain": "1.5"}, "'per_domain' must be a whole number"),
+        ({"domain": ""}, "'domain' must be the name of a label, not ''"),
+        ({"domain": "x", "label_x": ""}, "the label 'x' is empty, and domain='x' goes by its value"),
+        ({"ranks": "label:x", "label_x": ""}, "the label 'x' is empty, and ranks='label:x' goes by its value"),
+        ({"label_x": None}, "'label_x' must be label_<name> with a value, not None"),
+        ({"label_": "y"}, "'label_' must be label_<name> with a value, not 'y'"),
     ):
         mistaken: dict[str, Any] = wrong
         with pytest.raises(ValueError, match=words):

@@ -15,7 +15,7 @@ import pytest
 
 from rendezvous_async import Rendezvous, RendezvousClosedError, Spec, Timeouts
 from rendezvous_async.testing import Cluster, Faults, NotSettledError, check, elastic, run
-from rendezvous_async.testing.history import Fault, Formed
+from rendezvous_async.testing.history import Fault, Formed, Vanished
 
 Program = Callable[[Rendezvous], Coroutine[Any, Any, None]]
 
@@ -488,3 +488,21 @@ class TestArguments:
                     await cluster.settle(2)
 
         run(scenario)
+
+
+def test_what_a_failed_sync_has_lost_is_not_in_the_history() -> None:
+    """Saga 183: the server that starts after it reads the log; that counted as the write of what was lost."""
+
+    async def scenario() -> None:
+        async with Cluster(nodes=4, min_nodes=2, server="log", keep_alive_interval=5) as cluster:
+            await cluster.join_all()
+            cluster.disk.failing_syncs, cluster.disk.latency = 1, 2.0
+            cluster.crash(1)
+            await anyio.sleep(0.1)
+            cluster.crash(2)
+            await cluster.settle()
+            check(cluster.history)
+            assert cluster.disk.failing_syncs == 0
+            assert [record.node for record in cluster.history.of(Vanished)].count("node-2") == 1
+
+    run(scenario, seed=1)

@@ -73,8 +73,8 @@ class VirtualLoop(SocketsLoop):
         self._grace = grace
         self._spin_limit = spin_limit
         self._jobs: list[Job] = []
-        self._timers = Timers()
         self._groups = Groups()
+        self._timers = Timers(self._groups.is_of_the_dead)
         self._made = 0
         self._spun = 0
         self._hooked = False
@@ -127,8 +127,7 @@ class VirtualLoop(SocketsLoop):
         """Drop every callback of ``group``, now and later; a running task runs to its next await."""
         if group is None:
             raise ValueError("None is the world outside of all groups; it cannot be killed")
-        self._groups.kill(group, self.tasks())
-        self._timers.keep(lambda job: job.context.get(GROUP) != group)
+        self._groups.kill(group)
 
     def is_frozen(self, group: Hashable) -> bool:
         """Return whether a group is frozen."""
@@ -142,6 +141,10 @@ class VirtualLoop(SocketsLoop):
         """Return the tasks that can still run, in the order of their creation."""
         tasks = [task for task in asyncio.all_tasks(self) if not self._groups.is_dead(task)]
         return sorted(tasks, key=lambda task: getattr(task, "number", 0))
+
+    def take_unseen_errors(self) -> list[tuple[Hashable | None, BaseException]]:
+        """Return the errors of tasks that nobody has asked for, each with its group."""
+        return self._groups.take_unseen_errors()
 
     # The interface of an asyncio loop
 
@@ -201,8 +204,7 @@ class VirtualLoop(SocketsLoop):
         task.number = self._made
         task.context = context
         task.abandoned = False
-        if task.group in self._groups.killed:
-            self._groups.abandon(task)
+        self._groups.add(task)
         return task
 
     def run_forever(self) -> None:
@@ -231,7 +233,7 @@ class VirtualLoop(SocketsLoop):
             self._groups.bury(self._take_last_turn)
             self._shut = True
             self._jobs.clear()
-            self._timers.keep(lambda job: False)
+            self._timers.clear()
         super().close()
 
     def wind_up(self) -> None:

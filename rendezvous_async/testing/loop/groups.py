@@ -12,7 +12,7 @@ import asyncio
 import gc
 import sys
 import warnings
-from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from inspect import CORO_CREATED, getcoroutinestate, iscoroutine
@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 from rendezvous_async.testing.loop.jobs import Job
 
-__all__ = ["GROUP", "GroupTask", "Groups", "group_of", "take_unseen_errors"]
+__all__ = ["GROUP", "GroupTask", "Groups", "group_of"]
 
 T = TypeVar("T")
 
@@ -41,24 +41,10 @@ class GroupTask(asyncio.Task[T]):
 
     def __init__(self, coro: Coroutine[Any, Any, T], **options: Any) -> None:
         super().__init__(coro, **options)
-        _tasks.add(self)
 
     @property
     def group(self) -> Hashable | None:
         return self.context.get(GROUP)
-
-
-_tasks: WeakSet[GroupTask[Any]] = WeakSet()
-
-
-def take_unseen_errors(loop: asyncio.AbstractEventLoop) -> list[tuple[Hashable | None, BaseException]]:
-    """Return the errors of tasks that were never retrieved, each with its group, in creation order.
-
-    It reads the private flag by which asyncio knows that an exception was never retrieved; there is no public one.
-    """
-    failed = [task for task in _tasks if task._log_traceback and task.get_loop() is loop]
-    failed.sort(key=lambda task: task.number)
-    return [(task.group, error) for task in failed if (error := task.exception()) is not None]
 
 
 def group_of(thing: object) -> Hashable | None:
@@ -77,11 +63,31 @@ class Groups:
         self.killed: set[Hashable] = set()
         self.burying = False
         self.ended = False
+        self._tasks: dict[Hashable, WeakSet[GroupTask[Any]]] = {}
         self._dead: list[asyncio.Task[Any]] = []
         self._dead_generators: list[AsyncGenerator[Any, Any]] = []
         self._last_steps: list[Job] = []
         self._generators: dict[Hashable, WeakSet[AsyncGenerator[Any, Any]]] = {}
         self._register: Callable[[AsyncGenerator[Any, Any]], None] | None = None
+
+    def add(self, task: GroupTask[Any]) -> None:
+        """Take a new task into its group."""
+        group = task.group
+        if group in self.killed:
+            self.abandon(task)
+        tasks = self._tasks.get(group)
+        if tasks is None:
+            tasks = self._tasks[group] = WeakSet()
+        tasks.add(task)
+
+    def take_unseen_errors(self) -> list[tuple[Hashable | None, BaseException]]:
+        """Return the errors of tasks that were never retrieved, each with its group, in creation order.
+
+        It reads the private flag by which asyncio knows that an exception was never retrieved; there is no public one.
+        """
+        failed = [task for tasks in self._tasks.values() for task in tasks if task._log_traceback]
+        failed.sort(key=lambda task: task.number)
+        return [(task.group, error) for task in failed if (error := task.exception()) is not None]
 
     def hold(self, job: Job) -> bool:
         """Hold back or drop a job of a frozen or killed group; return whether that was done."""
@@ -109,14 +115,18 @@ class Groups:
         if isinstance(getattr(job.callback, "__self__", None), GroupTask):
             self._last_steps.append(job)  # Without it, the task could not even be cancelled.
 
-    def kill(self, group: Hashable, tasks: Iterable[asyncio.Task[Any]]) -> None:
+    def is_of_the_dead(self, job: Job) -> bool:
+        """Tell whether a job belongs to a killed group."""
+        return bool(self.killed) and job.context.get(GROUP) in self.killed
+
+    def kill(self, group: Hashable) -> None:
         """Stop a group: nothing of it runs again."""
         self.killed.add(group)
         for job in self.frozen.pop(group, ()):
             self.drop(job)
         self._dead_generators.extend(self._generators.pop(group, ()))
-        for task in tasks:
-            if isinstance(task, GroupTask) and task.group == group:
+        for task in sorted(self._tasks.get(group, ()), key=lambda task: task.number):
+            if not task.done():
                 self.abandon(task)
 
     def abandon(self, task: asyncio.Task[Any]) -> None:

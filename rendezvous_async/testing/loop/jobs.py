@@ -64,9 +64,14 @@ class Job(asyncio.TimerHandle):
 
 
 class Timers:
-    """Jobs with a due time, the earliest first, then in creation order."""
+    """Jobs with a due time, the earliest first, then in creation order.
 
-    def __init__(self) -> None:
+    Args:
+        is_dropped: Tells of a job whether it is never to run.
+    """
+
+    def __init__(self, is_dropped: Callable[[Job], bool]) -> None:
+        self._is_dropped = is_dropped
         self._heap: list[tuple[float, int, Job]] = []
         self._made = 0
         self._cancelled = 0
@@ -88,20 +93,21 @@ class Timers:
         heapq.heapify(self._heap)
 
     def one_is_cancelled(self) -> None:
-        """Count a cancelled timer; remove all cancelled timers once they are the majority."""
+        """Count a cancelled timer; remove all that are lost once these are the majority."""
         self._cancelled += 1
         if self._cancelled > CLEAN_UP_AT and self._cancelled * 2 > len(self._heap):
-            self.keep(lambda job: True)
+            self._heap = [item for item in self._heap if not self._is_lost(item[2])]
+            heapq.heapify(self._heap)
+            self._cancelled = 0
 
-    def keep(self, wanted: Callable[[Job], bool]) -> None:
-        """Drop the timers that are cancelled or unwanted."""
-        self._heap = [item for item in self._heap if item[2].callback is not None and wanted(item[2])]
-        heapq.heapify(self._heap)
+    def clear(self) -> None:
+        """Drop all timers."""
+        self._heap.clear()
         self._cancelled = 0
 
     def next_due(self) -> float | None:
         """Return when the next timer is due; None if there is none."""
-        while self._heap and self._heap[0][2].callback is None:
+        while self._heap and self._is_lost(self._heap[0][2]):
             self._pop()
         return self._heap[0][0] if self._heap else None
 
@@ -109,8 +115,13 @@ class Timers:
         """Remove and return the jobs that are due."""
         jobs = []
         while self._heap and self._heap[0][0] <= now:
-            jobs.append(self._pop())
+            job = self._pop()
+            if not self._is_dropped(job):
+                jobs.append(job)
         return jobs
+
+    def _is_lost(self, job: Job) -> bool:
+        return job.callback is None or self._is_dropped(job)
 
     def _pop(self) -> Job:
         job = heapq.heappop(self._heap)[2]

@@ -79,12 +79,16 @@ def broken_by(before: State, after: State, protocol: Protocol) -> Iterator[tuple
         yield ROUNDS_GROW, f"the head went from round {old.round} to {new.round}"
     if new.spec != old.spec and not wiped and before.budget.scale == after.budget.scale:
         yield SPEC, f"the head went from spec {old.spec} to {new.spec}, and nobody has scaled the run"
-    if new.held_back and old.waiting > old.returned and new.round == old.round and not wiped:
-        yield LET_IN, f"{new.held_back} newcomers of {old.waiting} who wait are held back"
+    if new.held_back and (old.waiting > old.returned or old.let_in) and new.round == old.round and not wiped:
+        yield LET_IN, f"{new.held_back} newcomers are held back, and {old.waiting} of them were let in"
+    if old.let_in and not new.let_in and before.budget.scale != after.budget.scale:
+        yield LET_IN, "newcomers were let in, and scaling makes nobody remember it"
+    if before.budget.grow != after.budget.grow and not new.let_in and not wiped:
+        yield LET_IN, "a member lets newcomers in, and the head does not say so"
     if protocol.config.by_hand and before.budget.grow == after.budget.grow and not new.returned and not new.lost:
         everybody = _largest(after, range(len(after.nodes)), new.spec, protocol)
         complete = everybody == protocol.shapes[new.spec].most
-        if new.waiting and not old.waiting and new.formed and not complete:
+        if new.waiting and not old.waiting and not old.let_in and new.formed and not complete:
             yield IN_VAIN, f"{new.waiting} newcomers were let in, and nobody had asked for it"
     if new.attempt != old.attempt and not wiped:
         yield from _formed_wrongly(before, after, protocol)
@@ -223,7 +227,7 @@ def is_settled(state: State, protocol: Protocol) -> bool:
     if max(head.round, *(max(row.last_round, row.held[0] if row.held else 0) for row in there)) >= config.rounds:
         return True
     inside = [row.held is not None and row.held[4] == head.attempt and bool(row.open) for row in there]
-    grows = head.size < largest and (not config.by_hand or head.waiting)
+    grows = head.size < largest and (not config.by_hand or head.waiting or head.let_in)
     return head.round > 0 and sum(inside) == head.size <= largest and not grows
 
 

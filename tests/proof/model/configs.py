@@ -29,6 +29,8 @@ QUICK = (
     Config(nodes=3, min_nodes=1, max_nodes=1, specs=(("2:2", None),), budget=Budget(scale=1)),
     Config(nodes=3, min_nodes=1, max_nodes=4, by_hand=True, budget=Budget(grow=1)),
     Config(nodes=2, min_nodes=1, max_nodes=3, by_hand=True, budget=Budget(grow=1, expire=1)),
+    Config(nodes=2, min_nodes=1, max_nodes=3, specs=(("1:4", None),), by_hand=True, budget=Budget(scale=1, grow=1)),
+    Config(nodes=2, min_nodes=1, max_nodes=1, specs=(("1:3", None),), by_hand=True, budget=Budget(scale=1, grow=1)),
 )
 
 THOROUGH = (

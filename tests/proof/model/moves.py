@@ -92,7 +92,8 @@ class Moves:
             scaled = self._protocol.scaled(self._protocol.stamped(state.head, state.revision))
             budget = replace(state.budget, scale=state.budget.scale - 1)
             yield Move("somebody scales", False, replace(state, head=scaled, revision=FRESH, budget=budget))
-        if state.budget.grow and state.head.held_back and not state.head.closed:
+        might_hold_back = state.head.held_back or (state.head.uncounted and self._protocol.config.by_hand)
+        if state.budget.grow and might_hold_back and not state.head.closed:
             grown = self._protocol.let_in(self._protocol.stamped(state.head, state.revision))
             budget = replace(state.budget, grow=state.budget.grow - 1)
             yield Move("newcomers are let in", False, replace(state, head=grown, revision=FRESH, budget=budget))

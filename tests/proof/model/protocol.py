@@ -135,6 +135,8 @@ class Protocol:
                 token=None if row.token is None else ("", row.token),
                 closed=Closed("", "") if row.closed else None,
                 held_back=row.held_back,
+                let_in=bool(row.let_in),
+                uncounted=bool(row.uncounted),
             )
         return self._heads[row]
 
@@ -188,4 +190,6 @@ def row_of(head: Head) -> HeadRow:
         int(head.closed is not None),
         head.held_back,
         head.generation,
+        int(head.let_in),
+        int(head.uncounted),
     )

@@ -67,6 +67,8 @@ class HeadRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     closed: int = 0
     held_back: int = 0
     spec: int = 0
+    let_in: int = 0
+    uncounted: int = 0
 
 
 class SeatRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -52,6 +52,30 @@ class TestBelonging:
 
         assert run(main) == [None, "a", "a", "a", "a", None]
 
+    def test_a_kill_looks_at_the_tasks_and_timers_of_its_group_only(self) -> None:
+        """Else a cluster that loses many of its nodes takes a time that grows with their number squared."""
+        compared = 0
+
+        class Name:
+            def __hash__(self) -> int:
+                return id(self)
+
+            def __eq__(self, other: object) -> bool:
+                nonlocal compared
+                compared += 1
+                return self is other
+
+        async def main() -> None:
+            names = [Name() for _ in range(100)]
+            for name in names:
+                virtual_loop().start(name, anyio.sleep, 1000)
+            await anyio.sleep(1)
+            before = compared
+            virtual_loop().kill(names[50])
+            assert compared - before < 10
+
+        run(main)
+
     def test_the_world_outside_can_be_neither_frozen_nor_killed(self) -> None:
         async def main() -> None:
             for stop in (virtual_loop().freeze, virtual_loop().kill):

@@ -154,7 +154,7 @@ class Journal:
         while self._held:
             outlet, data = self._held.popleft()
             outlet.release(data)
-            if clock.now() >= end and self._held:
+            if self._turns.now() >= end and self._held:
                 return True
         self._writing = False
         if self._records:
