@@ -30,9 +30,11 @@ from rendezvous_async.core.state import (
     node_of,
 )
 from rendezvous_async.errors import RendezvousClosedError, RendezvousStateError, RendezvousVersionError
-from rendezvous_async.settings import Settings
+from rendezvous_async.settings import Settings, check_encodable, check_id
+from rendezvous_async.texts import quoted
 
 __all__ = [
+    "check_reason",
     "close_run",
     "evict_node",
     "let_newcomers_in",
@@ -91,6 +93,13 @@ def status_of(
     return msgspec.structs.replace(status, damaged=tuple(damaged))
 
 
+def check_reason(reason: object) -> str:
+    """Return the reason for a close; raise ValueError if it cannot be stored."""
+    if not isinstance(reason, str):
+        raise ValueError(f"reason must be a string, not {quoted(reason)}")
+    return check_encodable("reason", reason)
+
+
 async def close_run(
     backend: Backend, reason: str, by: str, settings: Settings | None = None, since: Since = None
 ) -> Closed:
@@ -104,12 +113,10 @@ async def close_run(
         since: Returns when the last change was seen, by this node's clock, if it was.
 
     Raises:
-        ValueError: The reason is not a string, or too long for a record; nothing was written.
+        ValueError: The reason is no string that can be stored, or too long for a record; nothing was written.
         RendezvousVersionError: The run is of a newer version, which alone may write its head; nothing was written.
     """
-    if not isinstance(reason, str):
-        raise ValueError(f"reason must be a string, not {reason!r}")
-    closed = Closed(reason, by)
+    closed = Closed(check_reason(reason), by)
     entry = await backend.get(STATE)
     while True:
         try:
@@ -141,7 +148,8 @@ async def scale_run(
     """Change the sizes that worlds of the run may have, or the target, while it runs; return what holds then.
 
     Nodes that were started with the old sizes still match. A world that is too large now re-forms, and its last ranks
-    become spares; one that is too small is kept until a larger one can form.
+    become spares; one that is too small is kept until a larger one can form. Nodes of a version that cannot scale are
+    out for good, members too.
 
     Args:
         backend: The run's backend.
@@ -233,8 +241,12 @@ def _put_record(record: HistoryRecord, since: Since) -> Put:
 
 
 async def evict_node(backend: Backend, node: str) -> bool:
-    """Remove a node by ending the session that its record names; False if there is no such node."""
-    entry = await backend.get(node_key(node))
+    """Remove a node by ending the session that its record names; False if there is no such node.
+
+    Raises:
+        ValueError: No node can have that id.
+    """
+    entry = await backend.get(node_key(check_id("node", node)))
     if entry is None:
         return False
     if entry.session is None:

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, quote, unquote
 import msgspec
 
 from rendezvous_async.sizes import MAX_NODES, Sizes, check_domains, parse_sizes
+from rendezvous_async.texts import quoted
 
 __all__ = [
     "DEFAULT_PORTS",
@@ -41,13 +42,13 @@ def check_seconds(name: str, value: object) -> float:
     if type(value) is float and 0 < value < math.inf:
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name} must be a number of seconds, not {value!r}")
+        raise ValueError(f"{name} must be a number of seconds, not {quoted(value)}")
     try:
         seconds = float(value)
     except OverflowError:
         seconds = math.inf
     if not math.isfinite(seconds) or seconds <= 0:
-        raise ValueError(f"{name} must be a positive, finite number of seconds, not {value!r}")
+        raise ValueError(f"{name} must be a positive, finite number of seconds, not {quoted(value)}")
     return seconds
 
 
@@ -77,17 +78,21 @@ def as_number(value: object) -> object:
 def check_id(name: str, value: object) -> str:
     """Return ``value`` as a run or node id: a short, non-empty string."""
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{name} must be a non-empty string, not {value!r}")
+        raise ValueError(f"{name} must be a non-empty string, not {quoted(value)}")
     if len(value) > MAX_ID_LENGTH:
         raise ValueError(f"{name} must have at most {MAX_ID_LENGTH} characters, not {len(value)}: {value[:32]!r}...")
-    try:
-        length = len(encode_segment(value))
-    except UnicodeEncodeError:
-        raise ValueError(f"{name} must be a string that UTF-8 can encode, not {value!r}") from None
+    length = len(encode_segment(check_encodable(name, value)))
     if length > MAX_ENCODED_ID_LENGTH:
         raise ValueError(
             f"{name} must have at most {MAX_ENCODED_ID_LENGTH} characters in a URL, not {length}: {value!r}"
         )
+    return value
+
+
+def check_encodable(name: str, value: str) -> str:
+    """Return a string that others can read: one that UTF-8 can encode."""
+    if not value.isascii() and value.encode(errors="ignore").decode() != value:
+        raise ValueError(f"{name} must be a string that UTF-8 can encode, not {quoted(value)}")
     return value
 
 
@@ -170,9 +175,8 @@ class Settings(msgspec.Struct, frozen=True):
         if self.grow is None:
             msgspec.structs.force_setattr(self, "grow", math.inf)
         if not 1 <= self.min_nodes <= self.max_nodes <= MAX_NODES:
-            raise ValueError(
-                f"nodes must satisfy 1 <= min <= max <= {MAX_NODES}, not {self.min_nodes}:{self.max_nodes}"
-            )
+            given = f"{quoted(self.min_nodes)}:{quoted(self.max_nodes)}"
+            raise ValueError(f"nodes must satisfy 1 <= min <= max <= {MAX_NODES}, not {given}")
         if not self.is_plain:
             check_domains(self.sizes, self.domain, self.per_domain)
             if len(self.domain) > MAX_LABEL:
@@ -180,7 +184,7 @@ class Settings(msgspec.Struct, frozen=True):
             check_grow("grow", self.grow)
         ranks = str(self.ranks)
         if ranks not in ("sticky", "sorted") and not (ranks.startswith("label:") and ranks != "label:"):
-            raise ValueError(f"ranks must be 'sticky', 'sorted' or 'label:<name>', not {self.ranks!r}")
+            raise ValueError(f"ranks must be 'sticky', 'sorted' or 'label:<name>', not {quoted(self.ranks)}")
         check_seconds("last_call", self.last_call)
         check_seconds("regroup", self.regroup)
 
@@ -296,7 +300,7 @@ def show_endpoint(given: object) -> str:
     """Return an endpoint for a message, also one that is wrong: without its query, and without a user or password."""
     if not isinstance(given, str):
         is_plain = given is None or isinstance(given, int | float | Endpoint)
-        return repr(given) if is_plain else f"a value of type {type(given).__name__}"
+        return quoted(given) if is_plain else f"a value of type {type(given).__name__}"
     place, _, query = given.partition("?")
     scheme, mark, _ = place.partition("://")
     if "@" in place:
@@ -304,7 +308,7 @@ def show_endpoint(given: object) -> str:
         place = f"...@{host}" if "@" in scheme else f"{scheme}://...@{host}"
     elif "@" in query:  # A password may have a question mark in it.
         place = f"{scheme}://..." if mark else "..."
-    return repr(_SECRET.sub(r"\1=...", place))
+    return quoted(_SECRET.sub(r"\1=...", place))
 
 
 def parse_endpoint(text: str) -> Endpoint:
@@ -320,6 +324,8 @@ def parse_endpoint(text: str) -> Endpoint:
     if not _SCHEME.fullmatch(scheme):
         raise ValueError(f"endpoint {shown} must begin with a scheme of small letters, for example tcp://")
     place, question, query = rest.partition("?")
+    if place.encode(errors="ignore").decode() != place:
+        raise ValueError(f"endpoint {shown} must be a string that UTF-8 can encode")
     pairs: list[tuple[str, str]] | None = None
     with contextlib.suppress(ValueError):  # It quotes the query, which may hold a secret: do not chain it.
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(question))
@@ -333,6 +339,8 @@ def parse_endpoint(text: str) -> Endpoint:
         if not path or (scheme == "file" and not path.startswith("/")):
             example = "file:///shared/dir" if scheme == "file" else "memory://name"
             raise ValueError(f"endpoint {shown} must name a place, for example {example}")
+        if scheme == "file" and "\0" in path:
+            raise ValueError(f"endpoint {shown} has a NUL character in its path")
         if "@" in place and scheme not in ("file", "memory"):
             raise ValueError(f"endpoint {shown} must not have a user or password before its place")
         return Endpoint(scheme, path=path, options=options)

@@ -13,9 +13,13 @@ from itertools import pairwise
 
 import msgspec
 
-__all__ = ["MAX_NODES", "MAX_SIZES", "Sizes", "check_domains", "parse_sizes"]
+from rendezvous_async.texts import quoted
+
+__all__ = ["MAX_NODES", "MAX_SIMULATED", "MAX_SIZES", "Sizes", "check_domains", "parse_sizes"]
 
 MAX_NODES = 1_000_000
+MAX_SIMULATED = 10_000
+"""How many nodes a simulation may have: all of them are in one process."""
 MAX_SIZES = 256
 """How many sizes a list may name. A progression is not stored one by one, so it needs no such limit."""
 _RANGE = re.compile(r"(\d{1,9})(?::(\d{1,9})(?::(\d{1,9}))?)?", re.ASCII)
@@ -41,7 +45,8 @@ class Sizes(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not 1 <= self.smallest <= self.largest <= MAX_NODES:
-            raise ValueError(f"sizes must satisfy 1 <= min <= max <= {MAX_NODES}, not {self.smallest}:{self.largest}")
+            given = f"{quoted(self.smallest)}:{quoted(self.largest)}"
+            raise ValueError(f"sizes must satisfy 1 <= min <= max <= {MAX_NODES}, not {given}")
         if self.listed:
             _check_list(self.listed)
             if (self.smallest, self.largest, self.step) != (self.listed[0], self.listed[-1], 0):
@@ -89,7 +94,7 @@ def check_domains(sizes: Sizes, domain: str, per_domain: int) -> None:
         per_domain: A world has a multiple of this number of nodes from each domain.
     """
     if not 1 <= per_domain <= MAX_NODES:
-        raise ValueError(f"per_domain must be from 1 to {MAX_NODES}, not {per_domain}")
+        raise ValueError(f"per_domain must be from 1 to {MAX_NODES}, not {quoted(per_domain)}")
     if per_domain > 1 and not domain:
         raise ValueError(f"per_domain={per_domain} needs a domain: the label that says which node is where")
     if not sizes.multiples_of(per_domain):
@@ -118,10 +123,10 @@ def parse_sizes(nodes: int | str | tuple[int, int] | list[int]) -> Sizes:
         if type(given) is int:
             return _progression(given)
     except ValueError as error:
-        raise ValueError(f"nodes={given!r}: {error}") from None
+        raise ValueError(f"nodes={quoted(given)}: {error}") from None
     raise ValueError(
         'nodes must be a count, "min:max" or a tuple (min, max), "min:max:step", or a list of sizes such as "4,8,16" '
-        f"or [4, 8, 16], with 1 <= min <= max, not {given!r}"
+        f"or [4, 8, 16], with 1 <= min <= max, not {quoted(given)}"
     )
 
 
@@ -143,6 +148,6 @@ def _check_list(listed: Sequence[int]) -> None:
         raise ValueError(f"a list must have 1 to {MAX_SIZES} sizes, not {len(listed)}")
     for before, size in pairwise(listed):
         if size == before:
-            raise ValueError(f"the size {size} is listed twice")
+            raise ValueError(f"the size {quoted(size)} is listed twice")
         if size < before:
-            raise ValueError(f"sizes must be in increasing order, and {before} is before {size}")
+            raise ValueError(f"sizes must be in increasing order, and {quoted(before)} is before {quoted(size)}")

@@ -137,16 +137,34 @@ async def test_a_damaged_run_can_be_closed() -> None:
         assert (await meeting.head()).closed == Closed("damaged", "operator")
 
 
-@pytest.mark.parametrize("reason", [None, 5, b"bytes"])
+@pytest.mark.parametrize("reason", [None, 5, b"bytes", "\ud800"], ids=ascii)
 @in_virtual_time
 async def test_a_reason_is_a_text(reason: Any) -> None:
     async with Meeting() as meeting:
-        with pytest.raises(ValueError, match=f"reason must be a string, not {reason!r}"):
+        with pytest.raises(ValueError, match=r"reason must be a string.*, not "):
             await close_run(meeting.backend(), reason, "operator")
         assert await meeting.entry("state") is None
 
 
+@in_virtual_time
+async def test_a_node_that_closes_for_a_wrong_reason_has_told_nobody() -> None:
+    async with Meeting() as meeting:
+        (a,) = await meeting.enter_all("a", "1")
+        wrong: Any = 5
+        with pytest.raises(ValueError, match="reason must be a string, not 5"):
+            await a.close(wrong)
+        assert await meeting.entry("state") is None
+
+
 # Throwing out
+
+
+@pytest.mark.parametrize("node", [None, 5, "", "\ud800", "x" * 300], ids=ascii)
+@in_virtual_time
+async def test_evicting_what_is_no_node_is_an_error(node: Any) -> None:
+    async with Meeting() as meeting:
+        with pytest.raises(ValueError, match="node must "):
+            await evict_node(meeting.backend(), node)
 
 
 @in_virtual_time

@@ -20,7 +20,8 @@ PACKAGE = "rendezvous_async"
 ROOT = Path(__file__).parents[1] / PACKAGE
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("texts", "sizes", "causes"),
+    ("texts", "causes"),
+    ("sizes",),
     ("errors", "settings"),
     ("aio",),
     ("core", "backends"),

@@ -27,6 +27,7 @@ from rendezvous_async.settings import (
     settings_of,
 )
 from rendezvous_async.sizes import MAX_NODES, parse_sizes
+from rendezvous_async.texts import quoted
 
 counts = st.integers(1, MAX_NODES)
 texts = st.text(st.characters(exclude_categories=["Cs"]))
@@ -38,7 +39,7 @@ def fails(call: Any, *args: Any, value: object = None, **kwargs: Any) -> str:
     with pytest.raises(ValueError) as caught:
         call(*args, **kwargs)
     value = args[-1] if value is None else value
-    assert repr(value) in str(caught.value) or str(value) in str(caught.value)
+    assert quoted(value) in str(caught.value) or str(value) in str(caught.value)
     return str(caught.value)
 
 
@@ -105,6 +106,7 @@ class TestEndpoints:
 
     @given(st.lists(texts.filter(bool).map(encode_segment), min_size=1, max_size=3), options)
     def test_paths_are_percent_decoded(self, segments: list[str], chosen: dict[str, str]) -> None:
+        assume("%00" not in "".join(segments))
         path = "/" + "/".join(segments)
         wanted = "/" + "/".join(decode_segment(segment) for segment in segments)
         assert parse_endpoint(f"file://{path}{query(chosen)}") == Endpoint("file", path=wanted, options=chosen)

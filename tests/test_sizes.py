@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rendezvous_async.sizes import MAX_NODES, MAX_SIZES, Sizes, parse_sizes
+from rendezvous_async.texts import quoted
 
 sizes = st.integers(1, MAX_NODES)
 lists = st.lists(st.integers(1, 2000), min_size=1, max_size=40, unique=True).map(sorted)
@@ -20,7 +21,7 @@ def fails(call: Any, nodes: object) -> str:
     """Return the text of the ValueError that a call raises, which must have the value in it."""
     with pytest.raises(ValueError) as caught:
         call(nodes)
-    assert repr(nodes) in str(caught.value)
+    assert quoted(nodes) in str(caught.value)
     return str(caught.value)
 
 
@@ -153,7 +154,7 @@ def test_what_is_none_of_them_is_told_what_there_is(nodes: object) -> None:
 )
 def test_what_is_wrong_with_it(nodes: object, complaint: str) -> None:
     text = fails(parse_sizes, nodes)
-    assert text.startswith(f"nodes={nodes!r}: ")
+    assert text.startswith(f"nodes={quoted(nodes)}: ")
     assert complaint in text
 
 

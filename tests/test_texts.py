@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,27 @@ from rendezvous_async.core.state import Closed, Phase
 from rendezvous_async.errors import RendezvousClosedError
 from rendezvous_async.node.events import EventKind, Events
 from rendezvous_async.settings import Settings, parse_endpoint
-from rendezvous_async.texts import counted, printable
+from rendezvous_async.sizes import parse_sizes
+from rendezvous_async.texts import counted, printable, quoted
 
 EVIL = "\x1b[2Jevil\nforged\x9b31m\u2028\udc80"
+
+
+def test_a_wrong_value_is_cut() -> None:
+    assert quoted("a") == "'a'"
+    assert quoted(None) == "None"
+    assert quoted("x" * 10_000) == "'" + "x" * 199 + "..."
+    assert quoted(10**5000) == "a value of type int"
+
+
+@pytest.mark.parametrize(
+    "nodes", [10**5000, [10**5000, 1], (1, 10**5000), "9" * 5000], ids=lambda nodes: type(nodes).__name__
+)
+def test_a_message_about_a_wrong_value_is_short(nodes: Any) -> None:
+    with pytest.raises(ValueError, match="nodes") as raised:
+        parse_sizes(nodes)
+    assert len(str(raised.value)) < 600
+    assert "Exceeds the limit" not in str(raised.value)
 
 
 def test_what_does_not_print_is_escaped() -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from rendezvous_async.texts import quoted
+
 __all__ = ["MAX_KEY_LENGTH", "check_key", "check_name", "covers", "name_size", "place_of", "subtrees_of", "widest"]
 
 DEFAULT_NAMESPACE = "rendezvous_async"
@@ -79,7 +81,7 @@ def widest(names: tuple[str, ...]) -> tuple[str, ...]:
 def check_key(key: str) -> str:
     """Return ``key`` if it is a valid key; raise ValueError otherwise."""
     if not key or key[-1] == "/":
-        raise ValueError(f"a key must not be empty or end in a slash: {key!r}")
+        raise ValueError(f"a key must not be empty or end in a slash: {quoted(key)}")
     return check_name(key)
 
 
@@ -88,5 +90,5 @@ def check_name(name: str) -> str:
     if len(name) > MAX_KEY_LENGTH:
         raise ValueError(f"a key has at most {MAX_KEY_LENGTH} characters, not {len(name)}: {name[:64]!r}...")
     if name.startswith("/") or "//" in name or not name.isprintable():
-        raise ValueError(f"a key has segments of printable characters between single slashes, unlike {name!r}")
+        raise ValueError(f"a key has segments of printable characters between single slashes, unlike {quoted(name)}")
     return name

@@ -17,9 +17,20 @@ from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, get_args, get_o
 import msgspec
 
 from rendezvous_async.backends.names import DEFAULT_NAMESPACE, check_name
-from rendezvous_async.settings import Endpoint, parse_seconds
+from rendezvous_async.settings import Endpoint, check_encodable, parse_seconds
+from rendezvous_async.texts import quoted
 
-__all__ = ["BackendOptions", "FilePath", "Flag", "Seconds", "SecretText", "Text", "one_of_type", "read_options"]
+__all__ = [
+    "BackendOptions",
+    "FilePath",
+    "Flag",
+    "Seconds",
+    "SecretText",
+    "Text",
+    "encoded_secret",
+    "one_of_type",
+    "read_options",
+]
 
 MAX_NAMESPACE_LENGTH = 256
 _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
@@ -32,14 +43,20 @@ def parse_flag(name: str, value: object) -> bool:
     """Parse a boolean, or a word for one."""
     known = _WORDS.get(value.lower()) if isinstance(value, str) else value
     if not isinstance(known, bool):
-        raise ValueError(f"{name} must be true or false, not {value!r}")
+        raise ValueError(f"{name} must be true or false, not {quoted(value)}")
     return known
 
 
 def parse_path(name: str, value: object) -> str | os.PathLike[str]:
     """Parse a path."""
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
-        raise ValueError(f"{name} must be a path, not {value!r}")
+        raise ValueError(f"{name} must be a path, not {quoted(value)}")
+    try:
+        encoded = os.fsencode(value)
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} must be a path that can be encoded, not {quoted(value)}") from None
+    if b"\0" in encoded:
+        raise ValueError(f"{name} must be a path without NUL characters, not {quoted(value)}")
     return value
 
 
@@ -49,14 +66,23 @@ def parse_secret(name: str, value: object) -> str | bytes:
         raise ValueError(f"{name} must be a string or bytes, not {type(value).__name__}")
     if not value:
         raise ValueError(f"{name} must not be empty")
+    try:
+        encoded_secret(value)
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} must be a string that UTF-8 can encode") from None
     return value
+
+
+def encoded_secret(secret: str | bytes) -> bytes:
+    """Return the bytes of a secret; those that are not text, from an environment for example, stay as they are."""
+    return secret.encode("utf-8", "surrogateescape") if isinstance(secret, str) else secret
 
 
 def parse_text(name: str, value: object) -> str:
     """Parse a text with something other than slashes in it."""
     if not isinstance(value, str) or not value.strip("/"):
-        raise ValueError(f"{name} must be a non-empty string, not {value!r}")
-    return value
+        raise ValueError(f"{name} must be a non-empty string, not {quoted(value)}")
+    return check_encodable(name, value)
 
 
 def parse_namespace(name: str, value: object) -> str:
@@ -70,7 +96,7 @@ def parse_namespace(name: str, value: object) -> str:
         check_name(text.strip("/"))
     except ValueError:
         raise ValueError(
-            f"{name} must have segments of printable characters between single slashes, not {text!r}"
+            f"{name} must have segments of printable characters between single slashes, not {quoted(text)}"
         ) from None
     return text
 
@@ -80,7 +106,7 @@ def one_of_type(kind: type, article: str = "a") -> Parse:
 
     def parse(name: str, value: object) -> object:
         if not isinstance(value, kind):
-            raise ValueError(f"{name} must be {article} {kind.__qualname__}, not {value!r}")
+            raise ValueError(f"{name} must be {article} {kind.__qualname__}, not {quoted(value)}")
         return value
 
     return parse
@@ -172,7 +198,7 @@ def _parser_in(hint: Any) -> Parse:
         try:
             return msgspec.convert(value, hint, strict=False)
         except msgspec.ValidationError as error:
-            raise ValueError(f"{name} is invalid: {error}, not {value!r}") from None
+            raise ValueError(f"{name} is invalid: {error}, not {quoted(value)}") from None
 
     return convert
 

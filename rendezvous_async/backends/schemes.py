@@ -32,6 +32,7 @@ from rendezvous_async.backends.extras import check_installed
 from rendezvous_async.backends.options import BackendOptions
 from rendezvous_async.backends.outage import Outage
 from rendezvous_async.settings import Endpoint
+from rendezvous_async.texts import quoted
 
 __all__ = ["GROUP", "Scheme", "find_scheme"]
 
@@ -86,7 +87,7 @@ def find_scheme(endpoint: Endpoint) -> Scheme:
     except Exception as error:
         raise ValueError(f"the scheme {name}:// of {makers[0]} cannot be loaded: {error!r}") from error
     if not isinstance(scheme, Scheme):
-        raise ValueError(f"the scheme {name}:// of {makers[0]} must be a Scheme, not {scheme!r:.200}")
+        raise ValueError(f"the scheme {name}:// of {makers[0]} must be a Scheme, not {quoted(scheme)}")
     return scheme
 
 

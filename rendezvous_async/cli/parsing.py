@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from argparse import Action, ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
@@ -14,6 +13,7 @@ from typing import Any, NoReturn
 from rendezvous_async.cli import COMMANDS
 from rendezvous_async.cli.exits import Exit
 from rendezvous_async.cli.terminal import clean
+from rendezvous_async.texts import quoted
 
 __all__ = [
     "SIZES",
@@ -30,6 +30,7 @@ __all__ = [
     "parse_command",
     "port",
     "seconds",
+    "simulated",
 ]
 
 SIZES = "4, 2:4 (any number from 2 to 4), 4:64:4 (in steps of 4), or 4,8,16 (only these)"
@@ -131,7 +132,7 @@ def label(text: str) -> tuple[str, str]:
     """Parse NAME=VALUE."""
     name, _, value = text.partition("=")
     if not name or not value:
-        raise ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+        raise ArgumentTypeError(f"{quoted(text)} is not NAME=VALUE")
     return name, value
 
 
@@ -152,18 +153,25 @@ def seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < sys.maxsize:
-        raise ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+        raise ArgumentTypeError(f"{quoted(text)} is not a positive number of seconds")
     return value
 
 
 def count(text: str) -> int:
     """Parse a whole number of at least 1."""
-    return _whole(text, 1, math.inf, "a whole number of at least 1")
+    return _whole(text, 1, sys.maxsize, "a whole number of at least 1")
 
 
 def number(text: str) -> int:
     """Parse a whole number of at least 0."""
-    return _whole(text, 0, math.inf, "a whole number of at least 0")
+    return _whole(text, 0, sys.maxsize, "a whole number of at least 0")
+
+
+def simulated(text: str) -> int:
+    """Parse how many nodes to simulate."""
+    from rendezvous_async.sizes import MAX_SIMULATED
+
+    return _whole(text, 1, MAX_SIMULATED, f"a whole number from 1 to {MAX_SIMULATED}")
 
 
 def port(text: str) -> int:
@@ -171,7 +179,7 @@ def port(text: str) -> int:
     return _whole(text, 0, 65535, "a port from 0 to 65535")
 
 
-def _whole(text: str, least: int, most: float, what: str) -> int:
-    if not (text.isascii() and text.isdigit()) or not least <= int(text) <= most:
-        raise ArgumentTypeError(f"{text!r} is not {what}")
+def _whole(text: str, least: int, most: int, what: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 20) or not least <= int(text) <= most:
+        raise ArgumentTypeError(f"{quoted(text)} is not {what}")
     return int(text)

@@ -6,6 +6,8 @@ a larger one can form.
 
 With --target, no round has more nodes, and a round of that size forms at once. New --nodes end the old target; so does
 --target 0. --grow lets newcomers in who are held back (rdzv launch --grow, Timeouts.grow).
+
+A run that was scaled requires this version: nodes of an older one are out for good, so upgrade them before.
 """
 
 from __future__ import annotations
@@ -33,8 +35,12 @@ def configure(parser: Parser) -> None:
 def run(options: Namespace) -> int:
     import anyio
 
+    from rendezvous_async.sizes import parse_sizes
+
     if options.nodes is None and options.target is None and not options.grow:
         raise Failure(Exit.USAGE, "say what to change: --nodes, --target or both, or --grow; see rdzv scale --help")
+    if options.nodes is not None:
+        parse_sizes(options.nodes)
     return anyio.run(_scale, options)
 
 

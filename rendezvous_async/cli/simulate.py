@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
-from rendezvous_async.cli.exits import Exit
-from rendezvous_async.cli.parsing import Parser, count, number
+from rendezvous_async.cli.exits import Exit, Failure
+from rendezvous_async.cli.parsing import Parser, count, number, simulated
 from rendezvous_async.cli.terminal import Terminal
 from rendezvous_async.texts import counted
 
@@ -27,11 +27,11 @@ Outcome = tuple[int, int, list[tuple[int, str]]]
 
 
 def configure(parser: Parser) -> None:
-    parser.add_argument("--first", type=number, default=0, metavar="SEED", help="the first seed (0)")
-    parser.add_argument("--seeds", type=count, default=100, metavar="N", help="how many seeds (100)")
+    parser.add_argument("--first", type=number, metavar="SEED", help="the first seed (0)")
+    parser.add_argument("--seeds", type=count, metavar="N", help="how many seeds (100)")
     parser.add_argument("--seed", type=number, metavar="SEED", help="only this seed")
     parser.add_argument("--html", type=Path, metavar="FILE", help="draw what happens with --seed as a page")
-    parser.add_argument("--nodes", type=count, metavar="N", help="nodes in each scenario (2 to 6, by seed)")
+    parser.add_argument("--nodes", type=simulated, metavar="N", help="nodes in each scenario (2 to 6, by seed)")
     parser.add_argument("--processes", type=count, default=1, metavar="N", help="processes to run them in (1)")
 
 
@@ -41,9 +41,13 @@ def run(options: Namespace) -> int:
 
     if options.html is not None and options.seed is None:
         raise ValueError("--html draws one seed: say which with --seed")
+    if options.seed is not None and (options.seeds, options.first) != (None, None):
+        raise ValueError("--seed runs one seed: leave out --seeds and --first")
+    if options.html is not None:
+        _check_writable(options.html)
     terminal = Terminal(quiet=options.quiet)
-    one = options.seed is not None
-    seeds = range(options.seed, options.seed + 1) if one else range(options.first, options.first + options.seeds)
+    first, number_of_seeds = (options.first or 0, options.seeds or 100) if options.seed is None else (options.seed, 1)
+    seeds = range(first, first + number_of_seeds)
     repeat = "" if options.nodes is None else f" --nodes {options.nodes}"
     played = rounds = faults = 0
     failed: list[int] = []
@@ -77,6 +81,18 @@ def run(options: Namespace) -> int:
                 terminal.print(f"seed {failed[0]} did not fail again: what it failed of depends on what ran before it")
     terminal.print(summary)
     return Exit.FAILED if failed else Exit.OK
+
+
+def _check_writable(path: Path) -> None:
+    """Raise Failure unless a file can be written; leave the file system as it was."""
+    is_new = not path.exists()
+    try:
+        with path.open("ab"):
+            pass
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise Failure(Exit.USAGE, f"--html: cannot write {path}: {error.strerror}") from None
 
 
 def _play_all(pool: Executor, seeds: range, options: Namespace) -> Iterator[tuple[Sequence[int], Outcome]]:

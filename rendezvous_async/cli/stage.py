@@ -24,6 +24,7 @@ from rendezvous_async.cli.exits import Exit, Failure
 from rendezvous_async.cli.terminal import Terminal, lines, table
 from rendezvous_async.core.rules import Change
 from rendezvous_async.core.state import node_key
+from rendezvous_async.texts import quoted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -89,7 +90,7 @@ class Stage:
 
         async with open_backend(self._server.endpoint, run_id=RUN_ID, is_host="false") as backend:
             victim = (await read_status(backend)).coordinator
-            self._expect(victim in self._actors, f"one of the nodes coordinates, not {victim!r}")
+            self._expect(victim in self._actors, f"one of the nodes coordinates, not {quoted(victim)}")
             await self._kill(str(victim))
             left = [name for name in self._actors if name != victim]
             await self._world(*left)

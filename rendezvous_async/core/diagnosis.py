@@ -229,7 +229,7 @@ def diagnose(
         for node, (record, order) in tally.records.items()
         if domain and domain not in record.labels and node not in tally.foreign
     ]
-    unranked = {node for node in tally.foreign if tally.records[node][0].fingerprint == head.fingerprint}
+    unranked = {node for node in tally.foreign if tally.records[node][0].fingerprint not in tally.rivals}
     fit = explain(tally.domains, tally.shape, len(unlabelled))
 
     def present(node: str) -> Present:

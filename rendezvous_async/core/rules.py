@@ -263,12 +263,13 @@ def admit(head: Head | None, seat: Seat | None, arrival: str, settings: Settings
     """
     if head is None:
         return Pending()
-    spare = _has_no_place(head) and (last is None or last.round != head.round)
+    seated = seat is not None and seat.arrival == arrival and seat.attempt == head.attempt
+    spare = not seated and _has_no_place(head) and (last is None or last.round != head.round)
     if head.closed is not None:
         return Shut(head.closed, spare)
     if not head.accepts(settings):
         return Mismatch(head.settings)
-    if seat is not None and seat.arrival == arrival and seat.attempt == head.attempt and head.token is not None:
+    if seat is not None and seated and head.token is not None:
         return Joined(seat.round, seat.rank, head.size, head.token)
     return Pending(spare)
 

@@ -12,6 +12,7 @@ import msgspec
 from rendezvous_async.core.state import Head, Phase
 from rendezvous_async.settings import settings_for
 from rendezvous_async.sizes import parse_sizes
+from rendezvous_async.texts import quoted
 
 __all__ = ["Spec", "let_in", "rescaled", "spec_of"]
 
@@ -52,7 +53,7 @@ def rescaled(head: Head, nodes: int | str | tuple[int, int] | list[int] | None, 
     if nodes is None and target is None:
         raise ValueError("say what is to change: nodes=, target= or both")
     if target is not None and (type(target) is not int or target < 0):
-        raise ValueError(f"target must be a count of nodes, or 0 for none, not {target!r}")
+        raise ValueError(f"target must be a count of nodes, or 0 for none, not {quoted(target)}")
     old = head.settings
     sizes = old.sizes if nodes is None else parse_sizes(nodes)
     settings = settings_for(sizes, old.ranks, old.last_call, old.regroup, old.domain, old.per_domain, old.grow_seconds)

@@ -245,17 +245,20 @@ class _Launcher:
         return 0
 
     async def _give_up(self, code: int) -> int:
-        """Leave, and close the run unless the others, spares too, can form a world of a size that is allowed now."""
+        """Leave, and close the run unless the others, spares too, can form a world of a size that is allowed now.
+
+        All of it takes ``timeouts.join`` at most, however often the server goes away.
+        """
         why = f"a worker on node {self._rendezvous.node} exited with code {code}"
         with anyio.move_on_after(self._plan.timeouts.join) as scope:
             others = await self._leave()
+            if others.closed is None and others.fit is not None and others.fit.usable:
+                self._say(f"{why}, and no restarts are left; the other nodes can continue without this one")
+            else:
+                self._say(f"{why}, and no restarts are left; closing the run")
+                await self._retried(lambda: self._rendezvous.close(f"{GAVE_UP}: {why}"))
         if scope.cancelled_caught:
             self._say(f"{why}, and no restarts are left; the server is unreachable")
-        elif others.closed is None and others.fit is not None and others.fit.usable:
-            self._say(f"{why}, and no restarts are left; the other nodes can continue without this one")
-        else:
-            self._say(f"{why}, and no restarts are left; closing the run")
-            await self._close(f"{GAVE_UP}: {why}")
         return code
 
     async def _leave(self) -> Status:

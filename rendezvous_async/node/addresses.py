@@ -11,6 +11,7 @@ import socket
 from contextlib import closing, suppress
 
 from rendezvous_async.settings import Endpoint
+from rendezvous_async.texts import quoted
 
 __all__ = [
     "address_toward",
@@ -40,9 +41,9 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[
     if len(host) > 1 and host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     if colon and (not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535):
-        raise ValueError(f"the port of the rendezvous endpoint {endpoint!r} must be a number from 0 to 65535")
+        raise ValueError(f"the port of the rendezvous endpoint {quoted(endpoint)} must be a number from 0 to 65535")
     if not re.fullmatch(r"[\w.:-]+", host):
-        raise ValueError(f"the host of the rendezvous endpoint {endpoint!r} must be a name or an IP address")
+        raise ValueError(f"the host of the rendezvous endpoint {quoted(endpoint)} must be a name or an IP address")
     return host, int(port) if colon else default_port
 
 

@@ -20,6 +20,7 @@ from rendezvous_async.node.rendezvous import Rendezvous
 from rendezvous_async.settings import (
     Endpoint,
     Timeouts,
+    check_encodable,
     check_id,
     check_seconds,
     parse_endpoint,
@@ -27,6 +28,7 @@ from rendezvous_async.settings import (
     show_endpoint,
 )
 from rendezvous_async.sizes import parse_sizes
+from rendezvous_async.texts import quoted
 
 __all__ = ["connect"]
 
@@ -94,22 +96,26 @@ def connect(
         float(timeouts.grow),
     )
     if check_seconds("keep_alive_interval", keep_alive_interval) < SHORTEST_INTERVAL:
-        raise ValueError(f"keep_alive_interval must be at least {SHORTEST_INTERVAL} s, not {keep_alive_interval!r}")
+        raise ValueError(
+            f"keep_alive_interval must be at least {SHORTEST_INTERVAL} s, not {quoted(keep_alive_interval)}"
+        )
     attempts: object = keep_alive_max_attempt
     if isinstance(attempts, bool) or not isinstance(attempts, int) or not 2 <= attempts <= 1000:
-        raise ValueError(f"keep_alive_max_attempt must be a count from 2 to 1000, not {keep_alive_max_attempt!r}")
+        raise ValueError(f"keep_alive_max_attempt must be a count from 2 to 1000, not {quoted(keep_alive_max_attempt)}")
     if float(keep_alive_interval) * keep_alive_max_attempt > LONGEST_TTL:
         raise ValueError(
             f"keep_alive_interval * keep_alive_max_attempt must be at most {LONGEST_TTL} s, not "
-            f"{keep_alive_interval!r} * {keep_alive_max_attempt!r}"
+            f"{quoted(keep_alive_interval)} * {quoted(keep_alive_max_attempt)}"
         )
     labels = _check_labels(labels)
     if settings.label is not None and settings.label not in labels:
-        raise ValueError(f"ranks={ranks!r} needs the label {settings.label!r} on every node, not {labels!r}")
-    for label, meaning in ((settings.label, f"ranks={ranks!r}"), (domain, f"domain={domain!r}")):
+        raise ValueError(
+            f"ranks={quoted(ranks)} needs the label {settings.label!r} on every node, not {quoted(labels)}"
+        )
+    for label, meaning in ((settings.label, f"ranks={quoted(ranks)}"), (domain, f"domain={quoted(domain)}")):
         if label and labels.get(label) == "":
             raise ValueError(
-                f"the label {label!r} is empty, and {meaning} goes by its value: give it one, or leave it out"
+                f"the label {quoted(label)} is empty, and {meaning} goes by its value: give it one, or leave it out"
             )
     if (endpoint is None) == (backend is None):
         shown = show_endpoint(endpoint)
@@ -155,21 +161,20 @@ def connect(
 
 def _check_types(*, timeouts: object, backend: object, rng: object) -> None:
     if not isinstance(timeouts, Timeouts):
-        raise ValueError(f"timeouts must be a Timeouts, for example Timeouts(join=60), not {timeouts!r}")
+        raise ValueError(f"timeouts must be a Timeouts, for example Timeouts(join=60), not {quoted(timeouts)}")
     if backend is not None and not isinstance(backend, Backend):
         shown = show_endpoint(backend) if isinstance(backend, str | bytes) else repr(backend)
         raise ValueError(f"backend must be an open Backend, not {shown}")
     if rng is not None and not isinstance(rng, random.Random):
-        raise ValueError(f"rng must be a random.Random, not {rng!r}")
+        raise ValueError(f"rng must be a random.Random, not {quoted(rng)}")
 
 
 def _check_domain(domain: object, per_domain: object) -> None:
     if not isinstance(domain, str):
-        raise ValueError(f'domain must be the name of a label, for example "nvlink", not {domain!r:.200}')
-    if not domain.isascii() and domain.encode(errors="ignore").decode() != domain:
-        raise ValueError(f"domain must be a string that UTF-8 can encode, not {domain!r:.200}")
+        raise ValueError(f'domain must be the name of a label, for example "nvlink", not {quoted(domain)}')
+    check_encodable("domain", domain)
     if type(per_domain) is not int:
-        raise ValueError(f"per_domain must be a count of nodes, not {per_domain!r:.200}")
+        raise ValueError(f"per_domain must be a count of nodes, not {quoted(per_domain)}")
 
 
 def _check_labels(labels: object) -> dict[str, str]:
@@ -177,11 +182,11 @@ def _check_labels(labels: object) -> dict[str, str]:
     if labels is None:
         return {}
     if not isinstance(labels, Mapping):
-        raise ValueError(f'labels must map strings to strings, for example {{"rack": "7"}}, not {labels!r:.200}')
+        raise ValueError(f'labels must map strings to strings, for example {{"rack": "7"}}, not {quoted(labels)}')
     for name, value in labels.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise ValueError(
-                f'labels must map strings to strings, for example {{"rack": "7"}}, not {name!r}: {value!r:.200}'
+                f'labels must map strings to strings, for example {{"rack": "7"}}, not {quoted(name)}: {quoted(value)}'
             )
     return dict(labels)
 
@@ -190,7 +195,7 @@ def _check_identity(identity: Node) -> None:
     """Raise ValueError if other nodes could not read this one's record: they would pass it over, and it would wait."""
     address: object = identity.address
     if not isinstance(address, str):
-        raise ValueError(f"address must be a string, not {address!r:.200}")
+        raise ValueError(f"address must be a string, not {quoted(address)}")
     try:
         decode(Node, encode(identity))
     except (RendezvousStateError, UnicodeEncodeError) as error:

@@ -14,7 +14,15 @@ from types import TracebackType
 
 import anyio
 
-from rendezvous_async.admin import close_run, evict_node, let_newcomers_in, read_history, read_status, scale_run
+from rendezvous_async.admin import (
+    check_reason,
+    close_run,
+    evict_node,
+    let_newcomers_in,
+    read_history,
+    read_status,
+    scale_run,
+)
 from rendezvous_async.aio import clock
 from rendezvous_async.aio.deadline import Deadline, answer_within
 from rendezvous_async.backends.base import Backend
@@ -39,6 +47,7 @@ from rendezvous_async.node.participant import Participant
 from rendezvous_async.node.supervisor import Supervisor
 from rendezvous_async.node.world import World
 from rendezvous_async.settings import Endpoint, Settings
+from rendezvous_async.texts import quoted
 
 __all__ = ["Rendezvous", "Worlds"]
 
@@ -159,8 +168,10 @@ class Rendezvous:
         """Close the run for everyone, finally. A run that is closed already stays as it is.
 
         Raises:
+            ValueError: The reason is no string that can be stored.
             RendezvousConnectionError: The backend did not answer within ``timeouts.close``.
         """
+        check_reason(reason)
         supervisor = await self._entered()
         self._who.events.emit(EventKind.CLOSING, detail=reason)
         with answer_within(self._who.timeouts.close, f"close run {self.run_id!r}", supervisor.trouble):
@@ -178,7 +189,8 @@ class Rendezvous:
 
         Nodes that were started with the old sizes still match. A world that is too large now re-forms
         (``Change.RESIZED``), and its last ranks become spares; one that is too small is kept until a larger can form.
-        A call without an answer can be repeated: what holds already is no change.
+        Nodes of a version that cannot scale are out for good, members too: upgrade them before. A call without an
+        answer can be repeated: what holds already is no change.
 
         Args:
             nodes: The sizes, as ``connect`` takes them; None keeps them. New sizes drop the old target.
@@ -216,7 +228,7 @@ class Rendezvous:
     async def evict(self, node: str) -> bool:
         """Remove another node; it learns that it is out, and may join again. False if it is not here."""
         supervisor = await self._entered()
-        with answer_within(self._who.timeouts.close, f"evict node {node!r}", supervisor.trouble):
+        with answer_within(self._who.timeouts.close, f"evict node {quoted(node)}", supervisor.trouble):
             return await evict_node(await supervisor.open_backend(), node)
 
     async def status(self) -> Status:

@@ -19,6 +19,7 @@ from rendezvous_async.backends.base import Backend, Commit, Condition, Delete, E
 from rendezvous_async.core.state import round_key
 from rendezvous_async.errors import RendezvousFencedError, RendezvousTimeoutError
 from rendezvous_async.settings import check_seconds, encode_segment
+from rendezvous_async.texts import quoted
 
 __all__ = ["Store"]
 
@@ -200,8 +201,14 @@ class Store:
         """Return the values of all members by rank, once every member has called this as often as this one has.
 
         A barrier that carries a small value: each member writes one key and waits for one, in which rank 0 puts all.
-        Failed calls do not count, as with ``barrier``. All values together have at most 1 MiB, or a quarter of what the
-        backend takes at once. They stay in the backend until a later barrier or gather, or until the round ends.
+        Failed calls do not count, as with ``barrier``. The values stay in the backend until a later barrier or
+        gather, or until the round ends.
+
+        All values together have at most 1 MiB, or a quarter of what the backend takes in one commit if that is less:
+        256 KiB with etcd, 128 KiB with a classic backend or ``over_state``.
+
+        A member that is lost does not end the call: it waits until the timeout, and the error names the ranks that did
+        not come. Call it inside ``world.until_changed()`` or ``world.while_whole()`` to learn of a loss at once.
 
         Raises:
             ValueError: The value is too large for a world of this size.
@@ -209,7 +216,7 @@ class Store:
             RendezvousFencedError: The round is over.
         """
         if not isinstance(value, bytes | bytearray | memoryview):
-            raise TypeError(f"a value to gather must be bytes, not {value!r:.200}")
+            raise TypeError(f"a value to gather must be bytes, not {quoted(value)}")
         value = bytes(value)
         most = min(MAX_GATHERED, self._backend.max_bytes // 4) // self._size
         if len(value) > most:
@@ -364,5 +371,5 @@ def _bytes(value: bytes | str) -> bytes:
     if isinstance(value, str):
         return value.encode()
     if not isinstance(value, bytes | bytearray | memoryview):
-        raise TypeError(f"a value must be bytes or a string, not {value!r}")
+        raise TypeError(f"a value must be bytes or a string, not {quoted(value)}")
     return bytes(value)

@@ -19,6 +19,7 @@ from rendezvous_async.core.state import SEATS, Closed, Member, Seat, node_of
 from rendezvous_async.errors import RendezvousError, RendezvousFencedError
 from rendezvous_async.node.membership import Membership
 from rendezvous_async.node.store import DEFAULT_TIMEOUT, Store
+from rendezvous_async.texts import quoted
 
 __all__ = ["Glance", "UntilChanged", "World"]
 
@@ -168,6 +169,9 @@ class World:
     async def gather(self, value: bytes, timeout: float = DEFAULT_TIMEOUT) -> list[bytes]:
         """Return everybody's small value, by rank, at once with a barrier; see ``Store.gather``.
 
+        A lost member is noticed only when the time is over, unless this is called inside ``until_changed()`` or
+        ``while_whole()``.
+
         Raises:
             ValueError: The value is too large for a world of this size.
             RendezvousTimeoutError: Some did not come in time; the text names their ranks.
@@ -228,5 +232,5 @@ def _check_changes(changes: tuple[Change, ...]) -> Container[Change]:
     given: tuple[object, ...] = changes
     for change in given:
         if not isinstance(change, Change):
-            raise TypeError(f"a change must be one of {', '.join(map(str, Change))}, not {change!r}")
+            raise TypeError(f"a change must be one of {', '.join(map(str, Change))}, not {quoted(change)}")
     return changes or tuple(Change)

@@ -18,6 +18,7 @@ from rendezvous_async.backends.schemes import find_scheme
 from rendezvous_async.settings import Endpoint, parse_endpoint
 from rendezvous_async.sync.backend import EndpointRendezvousBackend
 from rendezvous_async.sync.interface import RendezvousBackend
+from rendezvous_async.texts import quoted
 
 __all__ = ["Carrier", "at_endpoint", "carry"]
 
@@ -66,7 +67,7 @@ def carry(backend: RendezvousBackend) -> Carrier:
         return replace(at_endpoint(backend.endpoint, **options), held=backend)
     methods = (getattr(backend, name, None) for name in ("get_state", "set_state"))
     if isinstance(backend, type) or not hasattr(backend, "name") or not all(map(callable, methods)):
-        raise TypeError(f"a RendezvousBackend has name, get_state() and set_state(), unlike {backend!r}")
+        raise TypeError(f"a RendezvousBackend has name, get_state() and set_state(), unlike {quoted(backend)}")
     return Carrier(f"{backend.name} {backend!r}", partial(_start_over, backend), held=backend)
 
 

@@ -40,6 +40,7 @@ from rendezvous_async.sync.place import Place
 from rendezvous_async.sync.portal import LoopLease
 from rendezvous_async.sync.prefix import under_prefix
 from rendezvous_async.sync.store import BlockingStore, RendezvousStoreInfo
+from rendezvous_async.texts import quoted
 
 __all__ = ["DynamicRendezvousHandler", "Round"]
 
@@ -126,7 +127,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         labels: Mapping[str, str] | None = None,
     ) -> None:
         if store is not None and not all(callable(getattr(store, name, None)) for name in ("get", "set")):
-            raise TypeError(f"a store has get() and set(), unlike {store!r}")
+            raise TypeError(f"a store has get() and set(), unlike {quoted(store)}")
         self.settings = settings
         self.node: str = f"{socket.gethostname()}_{os.getpid()}_{random.Random().getrandbits(32):08x}"
         self._name = backend
@@ -168,7 +169,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             keep_alive_max_attempt: Consecutive missed keep-alives after which this node counts as lost.
         """
         if isinstance(keep_alive_interval, bool) or not isinstance(keep_alive_interval, int | float):
-            raise TypeError(f"keep_alive_interval must be a number of seconds, not {keep_alive_interval!r}")
+            raise TypeError(f"keep_alive_interval must be a number of seconds, not {quoted(keep_alive_interval)}")
         settings = RendezvousSettings(
             run_id,
             min_nodes,

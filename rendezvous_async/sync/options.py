@@ -28,6 +28,7 @@ from rendezvous_async.settings import (
 from rendezvous_async.sizes import parse_sizes
 from rendezvous_async.sync.backend import READ_TIMEOUT
 from rendezvous_async.sync.params import RendezvousParameters, RendezvousSettings, RendezvousTimeout, whole_number
+from rendezvous_async.texts import quoted
 
 __all__ = [
     "endpoint_options",
@@ -145,9 +146,11 @@ def find_endpoint(kind: str, params: RendezvousParameters) -> Endpoint:
     if "://" in text:
         endpoint = parse_endpoint(text)
         if endpoint.scheme.removesuffix("s") != kind.removesuffix("s"):
-            raise ValueError(f"the endpoint {text!r} does not fit the backend {params.backend}")
+            raise ValueError(f"the endpoint {quoted(text)} does not fit the backend {params.backend}")
         if kind == "etcd" and params.get("protocol") is not None and encrypted != (endpoint.scheme == "etcds"):
-            raise ValueError(f"the endpoint {text!r} and protocol={params.get('protocol')!r} contradict each other")
+            raise ValueError(
+                f"the endpoint {quoted(text)} and protocol={params.get('protocol')!r} contradict each other"
+            )
         return endpoint
     match kind:
         case "tcp":
@@ -218,7 +221,7 @@ def _word(params: Any, name: str, words: tuple[str, ...]) -> str:
     value = params.get(name, words[0])
     word = value.strip().lower() if isinstance(value, str) else ""
     if word not in words:
-        raise ValueError(f"the rendezvous option {name!r} must be {' or '.join(words)}, not {value!r}")
+        raise ValueError(f"the rendezvous option {name!r} must be {' or '.join(words)}, not {quoted(value)}")
     return word
 
 
@@ -263,7 +266,7 @@ def _fraction(params: Any, name: str) -> timedelta | None:
 
 def _timedelta(name: str, seconds: float) -> timedelta:
     if seconds > MAX_SECONDS:
-        raise ValueError(f"the rendezvous option {name!r} must be at most {MAX_SECONDS} seconds, not {seconds!r}")
+        raise ValueError(f"the rendezvous option {name!r} must be at most {MAX_SECONDS} seconds, not {quoted(seconds)}")
     return timedelta(seconds=seconds)
 
 
@@ -271,7 +274,7 @@ def _count_seconds(params: Any, name: str, default: int) -> int:
     wanted = f"a whole number of seconds from 1 to {MAX_SECONDS}"
     seconds = _count(params, name, default, wanted)
     if not 1 <= seconds <= MAX_SECONDS:
-        raise ValueError(f"the rendezvous option {name!r} must be {wanted}, not {params.get(name)!r}")
+        raise ValueError(f"the rendezvous option {name!r} must be {wanted}, not {quoted(params.get(name))}")
     return seconds
 
 
@@ -282,5 +285,5 @@ def _count(params: Any, name: str, default: int, wanted: str = "a whole number")
         raise TypeError(f"the rendezvous option {name!r} must be a whole number, not None")
     count = whole_number(value)
     if count is None:
-        raise ValueError(f"the rendezvous option {name!r} must be {wanted}, not {value!r}")
+        raise ValueError(f"the rendezvous option {name!r} must be {wanted}, not {quoted(value)}")
     return count

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from rendezvous_async.sizes import parse_sizes
+from rendezvous_async.texts import quoted
 
 __all__ = ["RendezvousParameters", "RendezvousSettings", "RendezvousTimeout"]
 
@@ -74,14 +75,14 @@ class RendezvousParameters:
         word = str(value).lower() if isinstance(value, int | str) else ""
         if word in _TRUE or word in _FALSE:
             return word in _TRUE
-        raise ValueError(f"the rendezvous option {key!r} must be true or false, not {value!r}")
+        raise ValueError(f"the rendezvous option {key!r} must be true or false, not {quoted(value)}")
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
         """Return an option as a whole number."""
         value = self.get(key, default)
         number = None if value is None else whole_number(value)
         if number is None and value is not None:
-            raise ValueError(f"the rendezvous option {key!r} must be a whole number, not {value!r}")
+            raise ValueError(f"the rendezvous option {key!r} must be a whole number, not {quoted(value)}")
         return number
 
 
@@ -147,7 +148,7 @@ def _at_least(least: timedelta, wanted: str, name: str, value: timedelta | None,
 def _check_type(name: str, value: object, kind: Any, what: str) -> None:
     """Raise TypeError if a value is not of a kind. A bool does not count as a number."""
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise TypeError(f"{name} must be {what}, not {value!r}")
+        raise TypeError(f"{name} must be {what}, not {quoted(value)}")
 
 
 @dataclass(frozen=True)

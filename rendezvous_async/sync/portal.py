@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import wait as wait_for_all
 from contextlib import ExitStack, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import finalize
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -63,9 +63,9 @@ class LoopLease:
         portal = self._portal
         if portal is None:
             raise RendezvousError(f"{self._owner} was shut down")
-        future: Future[T] = portal.start_task_soon(function, *args)
+        future: Future[Callable[[], T]] = portal.start_task_soon(_outcome_of, function, *args)
         try:
-            return future.result()
+            return future.result()()
         except CancelledError:
             raise RendezvousError(f"{self._owner} was shut down while it was in use") from None
         except BaseException:
@@ -180,7 +180,7 @@ class _LoopThread:
             portal, self._portal = self._portal, None
             leases = tuple(self._leases)
         if portal is not None:
-            farewells = [portal.start_task_soon(lease.farewell) for lease in leases]
+            farewells = [portal.start_task_soon(_outcome_of, lease.farewell) for lease in leases]
             late = wait_for_all(farewells, FAREWELL_SECONDS).not_done
             portal.call(portal.stop, True)
             if not late:
@@ -212,6 +212,19 @@ def _forget_after_fork() -> None:
 _thread = _LoopThread()
 _of_ancestors: list[_LoopThread] = []
 os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+async def _outcome_of(function: Callable[..., Awaitable[T]], *args: object) -> Callable[[], T]:
+    """Await a call, and return what returns its result; an exit raised by it is raised there, and not on the loop."""
+    try:
+        result = await function(*args)
+    except (SystemExit, KeyboardInterrupt) as error:
+        return functools.partial(_raise, error)
+    return lambda: result
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
 
 
 def _name_this_thread() -> None:

@@ -24,6 +24,7 @@ from rendezvous_async.sync.options import (
 )
 from rendezvous_async.sync.params import RendezvousParameters
 from rendezvous_async.sync.store import BlockingStore
+from rendezvous_async.texts import quoted
 
 __all__ = [
     "RendezvousHandlerCreator",
@@ -117,7 +118,9 @@ def create_handler(
     if params is None:
         params, store = store, None
     if not hasattr(params, "config"):
-        raise TypeError(f"create_handler takes RendezvousParameters, or a store, a backend and those, not {params!r}")
+        raise TypeError(
+            f"create_handler takes RendezvousParameters, or a store, a backend and those, not {quoted(params)}"
+        )
     if backend is None:
         return get_rendezvous_handler(params)
     carrier, settings, labels = carry(backend), read_settings(params), read_labels(params)
@@ -129,7 +132,7 @@ def create_handler(
 def create_backend(params: RendezvousParameters) -> tuple[EndpointRendezvousBackend, BlockingStore]:
     """Return a backend and a store on the same connection: on etcd if ``params.backend`` says so, else as c10d."""
     if not hasattr(params, "config"):
-        raise TypeError(f"create_backend takes RendezvousParameters, not {params!r}")
+        raise TypeError(f"create_backend takes RendezvousParameters, not {quoted(params)}")
     is_etcd = params.backend.removeprefix("async-") in ("etcd", "etcd-v2")
     return etcd.create_backend(params) if is_etcd else c10d.create_backend(params)
 

@@ -25,6 +25,7 @@ from rendezvous_async.testing.history import (
     StoreWritten,
     Vanished,
 )
+from rendezvous_async.texts import quoted
 
 __all__ = ["CHECKS", "BrokenGuaranteeError", "check"]
 
@@ -49,7 +50,7 @@ def check(history: History) -> None:
         Exception: The program of a node failed with it.
     """
     if not isinstance(history, History):
-        raise TypeError(f"check() takes a History, such as cluster.history, not {history!r}")
+        raise TypeError(f"check() takes a History, such as cluster.history, not {quoted(history)}")
     history.failures.raise_first()
     for name, find in CHECKS.items():
         for breach in find(history):

@@ -45,7 +45,7 @@ from rendezvous_async.node.connect import connect
 from rendezvous_async.node.rendezvous import Rendezvous
 from rendezvous_async.node.world import World
 from rendezvous_async.settings import Timeouts, check_seconds
-from rendezvous_async.testing.arguments import NetworkKind, check_arguments, check_sides
+from rendezvous_async.testing.arguments import MAX_CHANGES, NetworkKind, check_arguments, check_count, check_sides
 from rendezvous_async.testing.disk import Disk
 from rendezvous_async.testing.faults import Faults
 from rendezvous_async.testing.history import CloseCalled, Fault, History, ScaleCalled, Settled
@@ -57,6 +57,7 @@ from rendezvous_async.testing.quiet import NotSettledError, is_quiet, patience_o
 from rendezvous_async.testing.service import ServerKind, TcpNetwork
 from rendezvous_async.testing.wire import Wire
 from rendezvous_async.testing.witness import Witness
+from rendezvous_async.texts import quoted
 
 __all__ = ["Cluster", "NetworkKind", "NotSettledError"]
 
@@ -226,7 +227,7 @@ class Cluster:
 
     def _node(self, index: object) -> SimulatedNode:
         if type(index) is not int or not 0 <= index < len(self.nodes):
-            raise ValueError(f"there is no node {index!r}: this cluster has the nodes 0 to {len(self.nodes) - 1}")
+            raise ValueError(f"there is no node {quoted(index)}: this cluster has the nodes 0 to {len(self.nodes) - 1}")
         return self.nodes[index]
 
     async def join_all(self) -> list[World]:
@@ -319,8 +320,7 @@ class Cluster:
             after: How many changes of the disk are made until then, the last one in vain; 0 means at once.
         """
         network = self._with_log()
-        if type(after) is not int or after < 0:
-            raise ValueError(f"after must be a count of at least 0, not {after!r}")
+        check_count("after", after, 0, MAX_CHANGES)
         self._fault("lose power")
         if after:
             network.disk.power_left = after

@@ -6,6 +6,8 @@ import math
 
 import msgspec
 
+from rendezvous_async.texts import quoted
+
 __all__ = ["Faults"]
 
 
@@ -37,12 +39,12 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in ("drop_request", "drop_reply", "late"):
             if not (_is_number(chance := getattr(self, name)) and 0 <= chance <= 1):
-                raise ValueError(f"{name} must be a probability from 0 to 1, not {chance!r}")
+                raise ValueError(f"{name} must be a probability from 0 to 1, not {quoted(chance)}")
         for name in ("delay", "lateness"):
             if not (_is_number(seconds := getattr(self, name)) and 0 <= seconds < math.inf):
-                raise ValueError(f"{name} must be a finite number of seconds, 0 or more, not {seconds!r}")
+                raise ValueError(f"{name} must be a finite number of seconds, 0 or more, not {quoted(seconds)}")
         if not (_is_number(self.bandwidth) and 0 <= self.bandwidth < math.inf):
-            raise ValueError(f"bandwidth must be a finite number of bytes, 0 or more, not {self.bandwidth!r}")
+            raise ValueError(f"bandwidth must be a finite number of bytes, 0 or more, not {quoted(self.bandwidth)}")
 
 
 def _is_number(value: object) -> bool:

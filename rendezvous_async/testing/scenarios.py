@@ -19,13 +19,17 @@ import msgspec
 
 from rendezvous_async.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousStateError
 from rendezvous_async.settings import Timeouts
+from rendezvous_async.sizes import MAX_SIMULATED
+from rendezvous_async.testing.arguments import check_count, check_seed, check_step
 from rendezvous_async.testing.checks import check
 from rendezvous_async.testing.cluster import Cluster, NetworkKind, NotSettledError
 from rendezvous_async.testing.faults import Faults
 from rendezvous_async.testing.history import Fault, Formed, History
 from rendezvous_async.testing.loop.clock import run
+from rendezvous_async.testing.loop.describe import check_no_loop
 from rendezvous_async.testing.programs import Program, worker
 from rendezvous_async.testing.service import ServerKind
+from rendezvous_async.texts import quoted
 
 __all__ = [
     "Elasticity",
@@ -45,6 +49,7 @@ __all__ = [
 ]
 
 QUIET = Faults()
+MAX_ACTIONS = 100_000
 SPIN_LIMIT = 50_000
 WEIGHTS = {
     "start": 8,
@@ -86,8 +91,7 @@ class Step(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     target: int | None = None
 
     def __post_init__(self) -> None:
-        if self.do not in ACTIONS:
-            raise ValueError(f"a step does one of {', '.join(sorted(ACTIONS))}, not {self.do!r}")
+        check_step(self, ACTIONS)
 
 
 class Elasticity(msgspec.Struct, frozen=True, repr_omit_defaults=True):
@@ -140,6 +144,11 @@ class Scenario(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     network: NetworkKind = "wire"
     server: ServerKind = "memory"
 
+    def __post_init__(self) -> None:
+        for step in self.steps:
+            if any(node >= self.nodes for node in step.nodes):
+                raise ValueError(f"there are the nodes 0 to {quoted(self.nodes - 1)}, but a step is {quoted(step)}")
+
 
 class Report(msgspec.Struct, frozen=True):
     """The outcome of a scenario: the rounds that formed, the injected faults, and a digest of the history."""
@@ -155,9 +164,10 @@ def scenario_of(
     seed: int, nodes: int | None = None, actions: int | None = None, network: NetworkKind = "wire"
 ) -> Scenario:
     """Return the scenario of a seed; the numbers of nodes and of faults can be overridden."""
-    for name, given, least in (("nodes", nodes, 1), ("actions", actions, 0)):
-        if given is not None and (type(given) is not int or given < least):
-            raise ValueError(f"{name} must be a count of at least {least}, not {given!r}")
+    check_seed(seed)
+    for name, given, least, most in (("nodes", nodes, 1, MAX_SIMULATED), ("actions", actions, 0, MAX_ACTIONS)):
+        if given is not None:
+            check_count(name, given, least, most)
     rng = random.Random(seed)
     count = rng.randint(2, 6) if nodes is None else nodes
     max_nodes = rng.randint(1, count)
@@ -255,7 +265,7 @@ def draw_close(rng: random.Random, at: float, nodes: int) -> Step:
     return Step(at, "close", tuple(rng.sample(range(nodes), nodes)))
 
 
-def simulate(scenario: Scenario, watch: Callable[[History], None] = check, program: Program = worker) -> Report:
+def simulate(scenario: Scenario, *, watch: Callable[[History], None] = check, program: Program = worker) -> Report:
     """Run a scenario in virtual time and check it.
 
     Args:
@@ -269,7 +279,7 @@ def simulate(scenario: Scenario, watch: Callable[[History], None] = check, progr
         VirtualTimeError: The program hangs or spins.
         Exception: A node failed with it.
     """
-    history, error = play(scenario, watch, program)
+    history, error = play(scenario, watch=watch, program=program)
     if error is not None:
         error.add_note(f"The scenario that fails: {scenario}")
         raise error
@@ -283,9 +293,10 @@ def simulate(scenario: Scenario, watch: Callable[[History], None] = check, progr
 
 
 def play(
-    scenario: Scenario, watch: Callable[[History], None] = check, program: Program = worker
+    scenario: Scenario, *, watch: Callable[[History], None] = check, program: Program = worker
 ) -> tuple[History, Exception | None]:
     """Do the same, but return the history and what ``simulate`` would raise."""
+    check_no_loop()
     cluster = Cluster(
         scenario.nodes,
         scenario.min_nodes,

@@ -186,8 +186,6 @@ class TcpNetwork:
             try:
                 async with serve(HEAD, data_dir=data_dir, secret=SECRET, limits=self._limits) as server:
                     await server.failed.wait()
-                    assert self.host is not None
-                    self.host.on_write = None  # Opening the log again makes no commit of this server certain.
             except RendezvousConnectionError:
                 pass  # of the disk
             await anyio.sleep(RESTART_AFTER)

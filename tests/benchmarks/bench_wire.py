@@ -18,6 +18,7 @@ import gc
 import logging
 import random
 import resource
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable
@@ -208,9 +209,10 @@ async def measure(nodes: int) -> None:
         for index in range(nodes):
             cluster.start(index)
         await phase("a world is formed", cluster, full(cluster, nodes))
-        begin = anyio.current_time()
-        await phase("20 s of nothing", cluster, lambda: anyio.current_time() >= begin + 20)
-        METER.rest = METER.cpu / nodes / 20
+        forming, begin = METER.cpu, anyio.current_time()
+        await phase("10 s of nothing", cluster, lambda: anyio.current_time() >= begin + 10)
+        METER.rest = METER.cpu / nodes / 10
+        print(f"forming took {(forming / nodes - METER.rest * begin) * 1e6:.0f} us/node more than at rest", flush=True)
         coordinator = next(i for i, node in enumerate(cluster.nodes) if node.name == coordinator_of(cluster))
         cluster.crash(coordinator)
         await phase("another coordinator", cluster, lambda: coordinator_of(cluster) != cluster.nodes[coordinator].name)
@@ -254,8 +256,13 @@ async def phase(what: str, cluster: Cluster, done: Callable[[], bool]) -> None:
     """Wait until it is over, and print what it took."""
     METER.reset()
     begin, cpu = anyio.current_time(), time.process_time()
+    told = time.perf_counter()
     while not done():
         await anyio.sleep(0.05)
+        if time.perf_counter() > told + 60:
+            told = time.perf_counter()
+            at, keys = anyio.current_time() - begin, len(cluster._witness.entries)
+            print(f"  {what}: {at:.1f} s, {keys} keys, {dict(METER.requests)}", file=sys.stderr, flush=True)
         if anyio.current_time() > begin + 300:
             print(f"{what}: not within 300 s: {cluster.head()}", flush=True)
             return

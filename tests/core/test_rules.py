@@ -454,6 +454,13 @@ def test_closed_beats_mismatch() -> None:
     assert read(Head(settings=TWO_TO_FOUR, closed=CLOSED), settings=OTHER) == Shut(CLOSED)
 
 
+def test_a_member_that_learns_of_its_round_and_of_the_close_at_once_is_no_spare() -> None:
+    head, seats = formed("abcd")
+    assert read(replace(head, closed=CLOSED), seats["a"]) == Shut(CLOSED, spare=False)
+    assert read(replace(head, closed=CLOSED), replace(seats["a"], attempt="old")) == Shut(CLOSED, spare=True)
+    assert read(replace(head, closed=CLOSED), seats["a"], arrival="a2") == Shut(CLOSED, spare=True)
+
+
 def test_closed_tells_a_spare_from_others() -> None:
     head, _ = formed("abcd")
     assert read(replace(head, closed=CLOSED), arrival="x1") == Shut(CLOSED, spare=True)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import msgspec
 import pytest
 
 import rendezvous_async as rdzv
-from rendezvous_async.launch.launcher import launch
+from rendezvous_async.launch.launcher import _Launcher, launch
 from rendezvous_async.launch.plan import LaunchError, Plan
 from tests.backends.tcp.support import eventually
+from tests.meeting import Meeting, in_virtual_time, now
 
 PLAN = Plan(endpoint="memory://launch", run_id="job", nodes="1", command=(sys.executable, "-c", ""))
 
@@ -80,6 +81,33 @@ async def test_a_worker_that_fails_gives_its_code() -> None:
     code, said = await launched(planned(endpoint="memory://failing", command=failing, max_restarts=0))
     assert code == 7
     assert "exited with code 7, and no restarts are left" in said[-1]
+
+
+@in_virtual_time
+async def test_giving_up_takes_no_longer_than_joining_however_often_the_server_goes() -> None:
+    said: list[str] = []
+    async with Meeting() as meeting, anyio.create_task_group() as group:
+        line = meeting.line()
+
+        def say(text: str) -> None:
+            said.append(text)
+            line.cut()
+
+        async def mend() -> None:
+            await anyio.sleep(50)
+            line.mend()
+
+        timeouts = rdzv.Timeouts(join=60, last_call=1)
+        a = await meeting.enter("a", "1", backend=line, timeouts=timeouts)
+        await a.join()
+        line.cut()
+        began = now()
+        group.start_soon(mend)
+        launcher = _Launcher(planned(timeouts=timeouts), say, a, cast(Any, None))
+        assert await launcher._give_up(7) == 7
+        assert 50 < now() - began < 61
+        assert ["closing the run" in said[0], "the server is unreachable" in said[1]] == [True, True]
+        line.mend()
 
 
 async def test_a_node_without_the_label_of_its_domain_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:

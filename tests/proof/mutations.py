@@ -166,7 +166,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         'origin="", generation=0, target=0',
         'origin="", generation=0',
         'a target outlives the settings that it was made for',
-        'tests/core/test_rules_of_shape.py::test_more_nodes_with_other_settings_take_over_all_that_was_scaled',
+        'tests/core/test_rules_of_shape.py::test_other_settings_replace_all_that_was_scaled',
     ),
     Mutation(
         'core/spec.py',
@@ -627,8 +627,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "launch/launcher.py",
-        "elif others.closed is None and others.fit is not None and others.fit.usable:",
-        "elif others.closed is None and len(others.here) >= self._rendezvous.settings.min_nodes:",
+        "if others.closed is None and others.fit is not None and others.fit.usable:",
+        "if others.closed is None and len(others.here) >= self._rendezvous.settings.min_nodes:",
         "a launcher that gives up closes a run that was scaled down, though the others could go on",
         "tests/launch/test_launcher.py::test_restarts_run_out_and_the_others_can_go_on[smaller]",
     ),

@@ -35,6 +35,7 @@ from rendezvous_async.sync import (
     get_free_port,
 )
 from rendezvous_async.sync.carrier import Carrier
+from rendezvous_async.sync.portal import LoopLease
 from rendezvous_async.testing.etcd import EtcdCluster, etcd_program
 from tests.blocking import PATIENCE, in_thread, join_all, wait_until
 from tests.certificates import mutual_context, write_certificates
@@ -280,6 +281,54 @@ def test_a_backend_that_a_user_wrote_carries_a_rendezvous(kind: str) -> None:
         wait_until(handlers[1].is_closed)
         assert handlers[1].shutdown()
         assert ended.result(PATIENCE)
+
+
+class ExitingBackend(ListBackend):
+    """One that ends its process, or tries to, wherever it is told to."""
+
+    def __init__(self, where: str, error: BaseException) -> None:
+        super().__init__([])
+        self._where = where
+        self._error = error
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "_error" or object.__getattribute__(self, "_where") != name:
+            return object.__getattribute__(self, name)
+        if name == "name":
+            raise self._error
+
+        def end(*_: object) -> None:
+            raise self._error
+
+        return end
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("where", ["get_state", "set_state"])
+def test_a_backend_that_exits_does_not_end_the_loop_of_all(where: str, error: BaseException) -> None:
+    with EndpointRendezvousBackend("memory://others", "run") as other, create_store(True, "127.0.0.1") as store:
+        backend = ExitingBackend(where, error)
+        handler = DynamicRendezvousHandler.from_backend("run", store, backend, 1, 1, "127.0.0.1", SOON)
+        with pytest.raises(RendezvousConnectionError, match=rf"of the list backend raised {type(error).__name__}"):
+            handler.next_rendezvous()
+        assert handler.shutdown() is False
+        assert other.get_state() is None, "the loop is there"
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_an_exit_on_the_loop_is_one_of_the_caller(error: BaseException) -> None:
+    async def end() -> None:
+        raise error
+
+    async def done() -> str:
+        return "done"
+
+    lease, other = LoopLease("one", done), LoopLease("another", done)  # type: ignore[arg-type]
+    with pytest.raises(type(error)):
+        lease.call(end)
+    assert other.call(done) == "done"
+    lease.release()
+    other.close()
 
 
 _SQLITE_NODE = """

@@ -13,6 +13,7 @@ from inspect import iscoroutinefunction
 from typing import Any, Protocol, TypeAlias
 
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousStateError
+from rendezvous_async.texts import quoted
 
 __all__ = ["Answer", "FencedValue", "StateKeeper", "StateValue"]
 
@@ -110,10 +111,15 @@ class StateValue:
 
     def _wrong(self, method: str, wanted: str, answer: object) -> RendezvousStateError:
         return RendezvousStateError(
-            f"{method}() of the {self.name} backend must return {wanted} or None, not {answer!r:.200}"
+            f"{method}() of the {self.name} backend must return {wanted} or None, not {quoted(answer)}"
         )
 
     async def _call(self, method: Callable[..., Any], *args: object) -> Any:
-        if iscoroutinefunction(method):
-            return await method(*args)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, method, *args)
+        try:
+            if iscoroutinefunction(method):
+                return await method(*args)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, method, *args)
+        except (SystemExit, KeyboardInterrupt) as error:  # They would end the loop, which others use too.
+            raise RendezvousConnectionError(
+                f"{method.__name__}() of the {self.name} backend raised {error!r}", final=True
+            ) from error

@@ -1,40 +1,40 @@
-"""gRPC in another process, for one that cannot use it itself (see forks.py): looks like a channel to aetcd's stubs.
+"""gRPC in another process, for one that cannot use it itself (see forks.py): its helper, and the calls to it.
 
 The helper (bridge_process.py) is started with the first call, makes the calls as they are, and ends with its socket.
-Frames in both directions are a length and a msgpack array that begins with the number of a call::
+One that does not answer in time, or whose frames make no sense, is killed, and the next call starts another. Frames
+(bridge_frames.py) begin with a number; each but "tls" and "cancel" gets one answer of that number::
 
     to the helper      [0, "tls", ca, key, cert]    [n, "call", target, path, request, timeout, metadata]
-                       [n, "stream", target, path, metadata]    [n, "write", request]    [n, "cancel"]
-    from the helper    [n, "answer", response]    [n, "error", status code, details]    [n, "end"]
+                       [n, "stream", stream, target, path, metadata]    [n, "write", stream, request]
+                       [n, "read", stream]    [0, "cancel", stream]
+    from the helper    [0, "ready"]    [n, "answer", response]    [n, "end"]    [n, "error", status code, details]
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import anyio
-import msgspec
 from aetcd import rpc
-from grpc.aio import EOF, Metadata
+from grpc.aio import Metadata
 
-__all__ = ["Bridge", "TlsFiles", "frames", "pack"]
+from rendezvous_async.backends.etcd.bridge_frames import BridgeFrameError, frames, pack
+
+__all__ = ["Bridge", "HelperProcess", "TlsFiles", "failure"]
 
 logger = logging.getLogger("rendezvous_async.etcd")
 
-LENGTH = 4
 PROGRAM = "rendezvous_async.backends.etcd.bridge_process"
-LAST_SECONDS = 2.0
-"""How long a helper may take to end, once its socket is closed."""
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[Any]).decode
+START_SECONDS = 30.0
+"""How long a helper may take to start: it imports grpc, maybe on a busy machine."""
+LOST = "the helper process for gRPC has ended"
 
 
 class TlsFiles(NamedTuple):
@@ -45,25 +45,171 @@ class TlsFiles(NamedTuple):
     cert: bytes | None
 
 
-def pack(*frame: object) -> bytes:
-    """Return the bytes of a frame."""
-    body = _encode(frame)
-    return len(body).to_bytes(LENGTH, "big") + body
+class HelperProcess(asyncio.Protocol):
+    """A helper and the socket to it.
+
+    Attributes:
+        is_lost: Whether it can no longer be used.
+    """
+
+    def __init__(self) -> None:
+        self.is_lost = False
+        self._process: asyncio.subprocess.Process | None = None
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._count = 0
+        self._answers: dict[int, asyncio.Future[bytes | None]] = {}
+        self._may_write = anyio.Event()
+
+    def __repr__(self) -> str:
+        return f"<HelperProcess {self.pid} {'lost' if self.is_lost else f'owes {len(self._answers)} answers'}>"
+
+    @property
+    def pid(self) -> int:
+        """Its process id; 0 before it is started."""
+        return 0 if self._process is None else self._process.pid
+
+    async def start(self, tls: TlsFiles | None) -> None:
+        """Start the process, and wait until it takes calls.
+
+        Raises:
+            AioRpcError: It cannot be started.
+        """
+        ready = self._answers[0] = asyncio.get_running_loop().create_future()
+        try:
+            await self._spawn()
+            with anyio.fail_after(START_SECONDS):
+                await ready
+            if tls is not None:
+                self._write(0, "tls", *tls)
+        except TimeoutError:
+            self.kill()
+            raise failure("UNAVAILABLE", f"the helper process for gRPC did not start in {START_SECONDS:g} s") from None
+        except OSError as error:
+            self.kill()
+            raise failure("UNAVAILABLE", f"the helper process for gRPC cannot be started: {error}") from error
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            del self._answers[0]
+
+    async def _spawn(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                ours.setblocking(False)
+                await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
+                path = os.pathsep.join(entry for entry in sys.path if entry)
+                self._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable or "python3", "-P", "-m", PROGRAM),
+                    stdin=theirs.fileno(),
+                    env=os.environ | {"PYTHONPATH": path},
+                    start_new_session=True,
+                )
+            finally:
+                if self._transport is None:
+                    ours.close()
+
+    async def ask(self, *frame: object, seconds: float = math.inf) -> bytes | None:
+        """Send a frame and return the answer to it; None at the end of a stream.
+
+        Raises:
+            AioRpcError: The call has failed; DEADLINE_EXCEEDED if the helper did not answer within ``seconds``.
+        """
+        self._count += 1
+        number = self._count
+        answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        try:
+            with anyio.move_on_after(seconds):
+                while not self._may_write.is_set():
+                    await self._may_write.wait()
+                self._write(number, *frame)
+                return await answer
+            self.kill()
+            raise failure("DEADLINE_EXCEEDED", f"the helper process for gRPC did not answer in {seconds:g} s")
+        finally:
+            del self._answers[number]
+
+    def cancel(self, stream: int) -> None:
+        """Cancel a stream; what was asked of it gets an error from the helper."""
+        if not self.is_lost:
+            self._write(0, "cancel", stream)
+
+    def kill(self) -> None:
+        """End it at once; pending calls fail."""
+        self.is_lost = True
+        if self._transport is not None:
+            self._transport.abort()
+        self._may_write.set()
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(failure("UNAVAILABLE", LOST))
+        with suppress(ProcessLookupError):
+            if self._process is not None and self._process.returncode is None:
+                self._process.kill()
+
+    async def aclose(self) -> None:
+        """Kill it, before the first ``await``, and wait for its end."""
+        self.kill()
+        if self._process is not None:
+            with anyio.CancelScope(shield=True):
+                await self._process.wait()
+
+    def _write(self, *frame: object) -> None:
+        if self.is_lost or self._transport is None:
+            raise failure("UNAVAILABLE", LOST)
+        try:
+            self._transport.write(pack(*frame))
+        except BridgeFrameError as error:
+            raise failure("RESOURCE_EXHAUSTED", f"request is too large: {error}") from None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._may_write.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.kill()
+
+    def pause_writing(self) -> None:
+        self._may_write = anyio.Event()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        try:
+            for frame in frames(self._buffer):
+                self._answered(frame)
+        except BridgeFrameError as error:
+            logger.warning("process %d, which makes calls to etcd for this one, sent %s: killed", self.pid, error)
+            self.kill()
+
+    def _answered(self, frame: list[object]) -> None:
+        match frame:
+            case [int(number), *outcome] if number in self._answers:
+                answer = self._answers[number]
+            case [int(), *_]:
+                return  # Whoever asked was cancelled.
+            case _:
+                raise BridgeFrameError("a frame without a number")
+        match outcome:
+            case _ if answer.done():
+                return
+            case ["answer", bytes(data)]:
+                answer.set_result(data)
+            case ["error", str(code), str(details)] if code in rpc.StatusCode.__members__:
+                answer.set_exception(failure(code, details))
+            case ["end"] | ["ready"]:
+                answer.set_result(None)
+            case _:
+                raise BridgeFrameError("an unknown frame")
 
 
-def frames(buffer: bytearray) -> Iterator[list[Any]]:
-    """Take the whole frames from a buffer."""
-    while len(buffer) >= LENGTH:
-        end = LENGTH + int.from_bytes(buffer[:LENGTH], "big")
-        if len(buffer) < end:
-            return
-        body = bytes(buffer[LENGTH:end])
-        del buffer[:end]
-        yield _decode(body)
-
-
-class Bridge(asyncio.Protocol):
-    """The way to a helper process.
+class Bridge:
+    """The way to a helper process, which is replaced when it is lost.
 
     Args:
         tls: For ``etcds://``; None without TLS.
@@ -72,176 +218,34 @@ class Bridge(asyncio.Protocol):
     def __init__(self, tls: TlsFiles | None) -> None:
         self._tls = tls
         self._starting = anyio.Lock()
-        self._process: asyncio.subprocess.Process | None = None
-        self._transport: asyncio.Transport | None = None
-        self._buffer = bytearray()
-        self._count = 0
-        self._calls: dict[int, asyncio.Queue[list[Any]]] = {}
+        self._helper: HelperProcess | None = None
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<Bridge {'closed' if self._is_closed else 'up' if self._transport else 'down'} {len(self._calls)}>"
+        return f"<Bridge {'closed' if self._is_closed else self._helper or 'down'}>"
 
-    def channel(self, target: str) -> BridgeChannel:
-        """Return the channel to one member."""
-        return BridgeChannel(self, target)
+    async def helper(self) -> HelperProcess:
+        """Return the helper; start one if there is none.
 
-    def open(self) -> int:
-        """Return the number of a new call."""
-        self._count += 1
-        self._calls[self._count] = asyncio.Queue()
-        return self._count
-
-    def end(self, call: int) -> None:
-        """Drop further answers to a call; its waiter gets an error."""
-        answers = self._calls.pop(call, None)
-        if answers is not None:
-            answers.put_nowait([call, "error", "CANCELLED", "the call was cancelled"])
-
-    async def start(self) -> None:
-        """Start the helper, unless it runs."""
+        Raises:
+            AioRpcError: The bridge is closed, or no helper can be started.
+        """
         async with self._starting:
             if self._is_closed:
                 raise failure("CANCELLED", "the connection is closed")
-            if self._transport is not None:
-                return
-            await self._reap()
-            ours, theirs = socket.socketpair()
-            with theirs:
-                path = os.pathsep.join(entry for entry in sys.path if entry)
-                self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-P", "-m", PROGRAM),
-                    stdin=theirs.fileno(),
-                    env=os.environ | {"PYTHONPATH": path},
-                    start_new_session=True,
-                )
-            ours.setblocking(False)
-            self._transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
-            self._buffer.clear()
-            logger.info("process %d was forked: process %d makes its calls to etcd", os.getpid(), self._process.pid)
-            if self._tls is not None:
-                self.send(0, "tls", *self._tls)
-
-    def send(self, *frame: object) -> None:
-        """Send a frame to the helper, if it runs."""
-        if self._transport is not None:
-            self._transport.write(pack(*frame))
-
-    async def answer(self, call: int) -> bytes | None:
-        """Return the next answer to a call; None at its end.
-
-        Raises:
-            AioRpcError: The call has failed.
-        """
-        if call not in self._calls:
-            raise failure("CANCELLED", "the call was cancelled")
-        match (await self._calls[call].get())[1:]:
-            case ["answer", bytes(data)]:
-                return data
-            case ["error", str(code), str(details)]:
-                raise failure(code, details)
-            case _:
-                return None
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        for frame in frames(self._buffer):
-            if frame[0] in self._calls:
-                self._calls[frame[0]].put_nowait(frame)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        for number, answers in self._calls.items():
-            answers.put_nowait([number, "error", "UNAVAILABLE", "the helper process for gRPC has ended"])
+            if self._helper is None or self._helper.is_lost:
+                if self._helper is not None:
+                    await self._helper.aclose()
+                self._helper = HelperProcess()
+                await self._helper.start(self._tls)
+                logger.info("process %d was forked: process %d makes its calls to etcd", os.getpid(), self._helper.pid)
+            return self._helper
 
     async def aclose(self) -> None:
         """End the helper; pending calls fail."""
         self._is_closed = True
-        async with self._starting:
-            if self._transport is not None:
-                self._transport.close()
-            await self._reap()
-
-    async def _reap(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            with anyio.move_on_after(LAST_SECONDS):
-                await process.wait()
-            with suppress(ProcessLookupError):
-                if process.returncode is None:
-                    process.kill()
-            await process.wait()
-
-
-class BridgeChannel:
-    """What aetcd's stubs take for a channel of grpc.aio."""
-
-    def __init__(self, bridge: Bridge, target: str) -> None:
-        self._bridge = bridge
-        self._target = target
-
-    def __repr__(self) -> str:
-        return f"<BridgeChannel {self._target} over {self._bridge!r}>"
-
-    def unary_unary(
-        self, path: str, request_serializer: Any, response_deserializer: Any, **_: object
-    ) -> Callable[..., Any]:
-        async def call(request: Any, *, timeout: float, metadata: Any) -> Any:
-            number = self._bridge.open()
-            try:
-                await self._bridge.start()
-                self._bridge.send(number, "call", self._target, path, request_serializer(request), timeout, metadata)
-                return response_deserializer(await self._bridge.answer(number))
-            finally:
-                self._bridge.end(number)
-
-        return call
-
-    def stream_stream(
-        self, path: str, request_serializer: Any, response_deserializer: Any, **_: object
-    ) -> Callable[..., Any]:
-        def call(*, metadata: Any) -> BridgeStream:
-            opening = ("stream", self._target, path, metadata)
-            return BridgeStream(self._bridge, opening, request_serializer, response_deserializer)
-
-        return call
-
-    unary_stream = stream_unary = unary_unary
-    """etcd has some of these; none of them is used."""
-
-    async def close(self) -> None:
-        """The bridge is closed instead."""
-
-
-class BridgeStream:
-    """A stream of requests and responses."""
-
-    def __init__(self, bridge: Bridge, opening: tuple[object, ...], serialize: Any, deserialize: Any) -> None:
-        self._bridge = bridge
-        self._opening: tuple[object, ...] | None = opening
-        self._serialize = serialize
-        self._deserialize = deserialize
-        self._number = bridge.open()
-
-    async def wait_for_connection(self) -> None:
-        """Open the stream; if that fails, ``read`` raises the error."""
-        await self._bridge.start()
-        opening, self._opening = self._opening, None
-        if opening is not None:
-            self._bridge.send(self._number, *opening)
-
-    async def read(self) -> Any:
-        """Return the next response, or EOF."""
-        await self.wait_for_connection()
-        answer = await self._bridge.answer(self._number)
-        return EOF if answer is None else self._deserialize(answer)
-
-    async def write(self, request: Any) -> None:
-        self._bridge.send(self._number, "write", self._serialize(request))
-
-    def cancel(self) -> None:
-        self._bridge.send(self._number, "cancel")
-        self._bridge.end(self._number)
+        if self._helper is not None:
+            await self._helper.aclose()
 
 
 def failure(code: str, details: str) -> rpc.AioRpcError:

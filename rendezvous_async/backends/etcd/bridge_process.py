@@ -6,18 +6,23 @@ from rendezvous_async.backends.etcd import forks as forks  # Before anything els
 
 # isort: split
 import asyncio
+import logging
 import socket
+from contextlib import suppress
 from typing import Any
 
 import anyio
 from aetcd import rpc
 from grpc.aio import EOF
 
-from rendezvous_async.backends.etcd.bridge import TlsFiles, frames, pack
+from rendezvous_async.backends.etcd.bridge import TlsFiles
+from rendezvous_async.backends.etcd.bridge_frames import BridgeFrameError, frames, pack
 from rendezvous_async.backends.etcd.faults import ConnectionTornError, answer_of
 from rendezvous_async.backends.etcd.transport import open_channel
 
 __all__ = ["Helper"]
+
+logger = logging.getLogger("rendezvous_async.etcd")
 
 CHUNK = 1 << 16
 
@@ -35,79 +40,72 @@ class Helper:
         self._writer = writer
         self._tls: TlsFiles | None = None
         self._channels: dict[str, Any] = {}
-        self._outboxes: dict[int, asyncio.Queue[bytes | None]] = {}
+        self._streams: dict[int, Any] = {}
 
     def __repr__(self) -> str:
         return f"<Helper {', '.join(self._channels)}>"
 
     async def run(self) -> None:
         """Make calls until the other process has gone."""
+        self._writer.write(pack(0, "ready"))
         buffer = bytearray()
         async with anyio.create_task_group() as group:
-            while data := await self._reader.read(CHUNK):
-                buffer += data
-                for frame in frames(buffer):
-                    match frame:
-                        case [_, "tls", ca, key, cert]:
-                            self._tls = TlsFiles(ca, key, cert)
-                        case [number, "call", *call]:
-                            group.start_soon(self._call, number, *call)
-                        case [number, "stream", *call]:
-                            self._outboxes[number] = asyncio.Queue()
-                            group.start_soon(self._stream, number, *call)
-                        case [number, "write", request] if number in self._outboxes:
-                            self._outboxes[number].put_nowait(request)
-                        case [number, "cancel"] if number in self._outboxes:
-                            self._outboxes[number].put_nowait(None)
+            try:
+                while data := await self._reader.read(CHUNK):
+                    buffer += data
+                    for frame in frames(buffer):
+                        match frame:
+                            case [_, "tls", ca, key, cert]:
+                                self._tls = TlsFiles(ca, key, cert)
+                            case [_, "cancel", stream]:
+                                if stream in self._streams:
+                                    self._streams.pop(stream).cancel()
+                            case [number, *what]:
+                                group.start_soon(self._handle, number, what)
+                            case _:
+                                raise BridgeFrameError("an empty frame")
+            except ConnectionError:
+                pass  # It was killed.
+            except BridgeFrameError as error:
+                logger.error("the helper process for gRPC was sent %s", error)
             group.cancel_scope.cancel()
+
+    async def _handle(self, number: int, what: list[Any]) -> None:
+        try:
+            data = await self._answer(what)
+            answer = pack(number, "end") if data is EOF else pack(number, "answer", data)
+        except rpc.AioRpcError as error:
+            answer = pack(number, "error", error.code().name, str(error.details() or ""))
+        except ConnectionTornError as error:
+            answer = pack(number, "error", "UNAVAILABLE", str(error))
+        except BridgeFrameError as error:
+            answer = pack(number, "error", "RESOURCE_EXHAUSTED", f"the answer cannot be read: {error}")
+        with suppress(ConnectionError):  # The reader gets it, too.
+            self._writer.write(answer)
+            await self._writer.drain()
+
+    async def _answer(self, what: list[Any]) -> Any:
+        """Do what the other process asks for; return what it gets."""
+        match what:
+            case ["call", target, path, request, timeout, metadata]:
+                call = self._channel(target).unary_unary(path)
+                return await answer_of(call(request, timeout=timeout, metadata=[tuple(pair) for pair in metadata]))
+            case ["stream", stream, target, path, metadata]:
+                if stream not in self._streams:  # It is asked again, if whoever asked first was cancelled.
+                    method = self._channel(target).stream_stream(path)
+                    self._streams[stream] = method(metadata=[tuple(pair) for pair in metadata])
+            case ["read", stream] if stream in self._streams:
+                return await answer_of(self._streams[stream].read())
+            case ["write", stream, request] if stream in self._streams:
+                await answer_of(self._streams[stream].write(request))
+            case _:
+                raise ConnectionTornError("the call was cancelled")
+        return b""
 
     def _channel(self, target: str) -> Any:
         if target not in self._channels:
             self._channels[target] = open_channel(target, self._tls)
         return self._channels[target]
-
-    def _answer(self, *frame: object) -> None:
-        self._writer.write(pack(*frame))
-
-    def _fail(self, number: int, error: Exception) -> None:
-        if isinstance(error, rpc.AioRpcError):
-            self._answer(number, "error", error.code().name, str(error.details() or ""))
-        else:
-            self._answer(number, "error", "UNAVAILABLE", str(error))
-
-    async def _call(
-        self, number: int, target: str, path: str, request: bytes, timeout: float, metadata: list[list[str]]
-    ) -> None:
-        call = self._channel(target).unary_unary(path)
-        try:
-            response = await answer_of(call(request, timeout=timeout, metadata=[tuple(pair) for pair in metadata]))
-            self._answer(number, "answer", response)
-        except (rpc.AioRpcError, ConnectionTornError) as error:
-            self._fail(number, error)
-
-    async def _stream(self, number: int, target: str, path: str, metadata: list[list[str]]) -> None:
-        call = self._channel(target).stream_stream(path)(metadata=[tuple(pair) for pair in metadata])
-        try:
-            async with anyio.create_task_group() as group:
-                group.start_soon(self._write_all, call, self._outboxes[number])
-                while (response := await answer_of(call.read())) is not EOF:
-                    self._answer(number, "answer", response)
-                self._answer(number, "end")
-                group.cancel_scope.cancel()
-        except* (rpc.AioRpcError, ConnectionTornError) as errors:
-            self._fail(number, errors.exceptions[0])
-        finally:
-            call.cancel()
-            del self._outboxes[number]
-
-    async def _write_all(self, call: Any, outbox: asyncio.Queue[bytes | None]) -> None:
-        """Write to a stream until it is cancelled or breaks; its read then says why."""
-        try:
-            while (request := await outbox.get()) is not None:
-                await answer_of(call.write(request))
-        except (rpc.AioRpcError, ConnectionTornError):
-            return
-        call.cancel()
 
 
 async def main() -> None:

@@ -24,6 +24,7 @@ from aetcd import rpc
 from rendezvous_async.aio import clock
 from rendezvous_async.backends.driver import closed_error
 from rendezvous_async.backends.etcd.bridge import Bridge, TlsFiles
+from rendezvous_async.backends.etcd.bridge_channel import BridgeChannel
 from rendezvous_async.backends.etcd.calls import Calls
 from rendezvous_async.backends.etcd.copies import Copies
 from rendezvous_async.backends.etcd.faults import (
@@ -97,7 +98,8 @@ class ClusterMember:
         """Return the stub of one of etcd's calls on this member."""
         if self._channel is None:
             target = f"dns:///{self.address}"
-            self._channel = open_channel(target, self._tls) if self._bridge is None else self._bridge.channel(target)
+            bridge = self._bridge
+            self._channel = open_channel(target, self._tls) if bridge is None else BridgeChannel(bridge, target)
             for stub in (rpc.KVStub, rpc.LeaseStub, rpc.WatchStub, rpc.AuthStub, rpc.MaintenanceStub):
                 self._methods.update(vars(stub(self._channel)))
         return self._methods[name]
@@ -341,10 +343,10 @@ class ClusterClient:
         try:
             await self.under_way.drain(LAST_ANSWERS)
         finally:
-            for member in self._members:
-                await member.aclose()
             if self._bridge is not None:
                 await self._bridge.aclose()
+            for member in self._members:
+                await member.aclose()
         await self.under_way.aclose(LAST_ANSWERS)
 
     def _troubles(self) -> list[str]:

@@ -135,12 +135,14 @@ class EtcdDriver(Driver):
         if self._closing.is_set() or not self._cluster.owner.is_here:
             return
         self._closing.set()
-        if self._owner is not None:
-            await self._owner
-        if not self._cluster.closed and self._cluster.trouble is None:
-            with anyio.move_on_after(CLOSING_TIMEOUT), suppress(RendezvousConnectionError):
-                await self._commits.aclose(clock.now() + CLOSING_TIMEOUT)
-        await self._cluster.aclose()
+        try:
+            if self._owner is not None:
+                await self._owner
+            if not self._cluster.closed and self._cluster.trouble is None:
+                with anyio.move_on_after(CLOSING_TIMEOUT), suppress(RendezvousConnectionError):
+                    await self._commits.aclose(clock.now() + CLOSING_TIMEOUT)
+        finally:
+            await self._cluster.aclose()
 
     async def get(self, key: str) -> Entry | None:
         entries = (await self.list(key)).entries

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from rendezvous_async.backends.options import BackendOptions, FilePath, Seconds, SecretText, Text
+from rendezvous_async.backends.options import BackendOptions, FilePath, Seconds, SecretText, Text, encoded_secret
 from rendezvous_async.settings import Endpoint
 
 __all__ = ["EtcdOptions"]
@@ -37,6 +37,10 @@ class EtcdOptions(BackendOptions, frozen=True, kw_only=True):
         where = f"{endpoint.scheme}://"
         if (self.user is None) != (self.password is None):
             raise ValueError(f"{where} needs both user and password, or neither")
+        try:
+            encoded_secret(self.password or "").decode()
+        except UnicodeDecodeError:
+            raise ValueError("password must be a string that UTF-8 can encode, or bytes in UTF-8") from None
         files = [name for name in ("ca", "cert", "key") if getattr(self, name) is not None]
         if files and endpoint.scheme != "etcds":
             raise ValueError(f"{', '.join(files)}: certificates are for etcds://, not for {where}")

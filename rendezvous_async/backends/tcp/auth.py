@@ -24,7 +24,9 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from rendezvous_async.backends.names import DEFAULT_NAMESPACE
+from rendezvous_async.backends.options import encoded_secret
 from rendezvous_async.backends.system import system
+from rendezvous_async.settings import check_id
 
 __all__ = ["Secret", "new_nonce", "prove", "restrict", "verify"]
 
@@ -64,7 +66,10 @@ class Secret(msgspec.Struct, frozen=True):
                 return cls(bytes.fromhex(key), unquote(scope))
             except ValueError:
                 raise ValueError("this secret starts as restrict() makes them, but is damaged") from None
-        return cls(_digest(b"", b"secret", text.encode("utf-8", "surrogateescape")))
+        try:
+            return cls(_digest(b"", b"secret", encoded_secret(text)))
+        except UnicodeEncodeError:
+            raise ValueError("a secret must be a string that UTF-8 can encode") from None
 
     def key_for(self, scope: str) -> bytes | None:
         """Return the key of a client with this scope; None if it cannot be derived from this secret."""
@@ -78,8 +83,7 @@ def restrict(secret: str | bytes, run_prefix: str, *, namespace: str = DEFAULT_N
     master = Secret.parse(secret)
     if master.scope:
         raise ValueError("this secret is restricted already")
-    if not run_prefix:
-        raise ValueError("run_prefix must not be empty")
+    check_id("run_prefix", run_prefix)
     scope = f"{namespace.strip('/')}/{quote(run_prefix, safe='')}"
     key = master.key_for(scope)
     assert key is not None

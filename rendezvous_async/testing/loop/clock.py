@@ -26,7 +26,7 @@ from typing import Any, TypeVar, TypeVarTuple, cast
 
 import anyio
 
-from rendezvous_async.testing.loop.describe import describe_callback, describe_task
+from rendezvous_async.testing.loop.describe import check_no_loop, describe_callback, describe_task
 from rendezvous_async.testing.loop.groups import GROUP, Groups, GroupTask
 from rendezvous_async.testing.loop.jobs import Job, Timers
 from rendezvous_async.testing.loop.selector import ReadyKeys, WorldSelector
@@ -381,7 +381,9 @@ def run(
     Raises:
         DeadlockError: Every task is blocked.
         LivelockError: Callbacks run endlessly while the clock stands still.
+        RuntimeError: A loop is running here already: an async test for example.
     """
+    check_no_loop()
     loop = VirtualLoop(seed, start=start, grace=grace, spin_limit=spin_limit)
     try:
         runner = asyncio.Runner(loop_factory=lambda: loop)  # For its handling of Ctrl+C; the loop does its own cleanup.

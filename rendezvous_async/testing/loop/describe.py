@@ -1,4 +1,4 @@
-"""Descriptions of tasks and callbacks, for the errors of the virtual loop."""
+"""What the errors of the virtual loop say: of tasks and callbacks, and of a loop that runs already."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any
 
-__all__ = ["describe_callback", "describe_task"]
+__all__ = ["check_no_loop", "describe_callback", "describe_task"]
 
 MAX_DEPTH = 6
+
+
+def check_no_loop() -> None:
+    """Raise RuntimeError if a loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError("virtual time has its own loop, and one is running here: call this in a test that is not async")
 
 
 def describe_task(task: asyncio.Task[Any]) -> str:

@@ -39,8 +39,8 @@ def helper_of(backend: Backend) -> int:
     assert isinstance(backend.driver, EtcdDriver)
     bridge = backend.driver._cluster._bridge
     assert bridge is not None
-    assert bridge._process is not None
-    return bridge._process.pid
+    assert bridge._helper is not None
+    return bridge._helper.pid
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,13 @@ from tests.backends.tcp.support import RawClient, connected, through_proxy
 KEY = Secret.parse("secret").key
 
 
+def test_what_cannot_be_encoded_is_no_secret() -> None:
+    for make in (lambda: Secret.parse("\ud800"), lambda: restrict("secret", "\ud800")):
+        with pytest.raises(ValueError, match="must be a string that UTF-8 can encode"):
+            make()
+    assert Secret.parse("\udc80") == Secret.parse(b"\x80")
+
+
 @given(st.binary(), st.binary())
 def test_a_proof_is_good_for_its_role_key_and_handshake_only(hello: bytes, challenge: bytes) -> None:
     proof = prove(KEY, "client", hello, challenge)

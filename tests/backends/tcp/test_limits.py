@@ -6,6 +6,7 @@ import asyncio
 import gc
 import math
 import random
+import re
 import resource
 import socket
 import warnings
@@ -26,6 +27,7 @@ from rendezvous_async.backends.values import FIRST_WRITES
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
 from rendezvous_async.settings import parse_endpoint
 from rendezvous_async.testing.conformance.check import Pushed
+from rendezvous_async.texts import quoted
 from tests.backends.tcp.support import RawClient, connected
 
 
@@ -48,7 +50,7 @@ def test_every_limit_is_checked_by_its_name(name: str) -> None:
     wrong: list[Any] = [0, -1, True, None, "5", math.nan, math.inf, *([2.0, 0.5] if is_count else [10**400])]
     text = "a whole number above 0" if is_count else "a positive, finite number"
     for value in wrong:
-        with pytest.raises(ValueError, match=f"the limit {name} must be {text}, not {value!r}"):
+        with pytest.raises(ValueError, match=re.escape(f"the limit {name} must be {text}, not {quoted(value)}")):
             Limits(**{name: value})
 
 

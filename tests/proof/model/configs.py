@@ -59,4 +59,12 @@ THOROUGH = (
     Config(nodes=2, min_nodes=1, max_nodes=2, specs=((None, 1),), max_writes=ONE_EACH, budget=Budget(scale=1, late=1)),
     Config(nodes=2, min_nodes=1, max_nodes=2, specs=((None, 1), (None, 2)), budget=Budget(scale=2, crash=1)),
     Config(nodes=3, min_nodes=1, max_nodes=4, by_hand=True, budget=Budget(grow=1, leave=1)),
+    Config(
+        nodes=2,
+        min_nodes=1,
+        max_nodes=3,
+        specs=(("1:4", None), ("1:3", None)),
+        by_hand=True,
+        budget=Budget(scale=2, grow=1, expire=1),
+    ),
 )

@@ -8,6 +8,7 @@ import resource
 import msgspec
 
 from rendezvous_async.backends.table.frames import MAX_FRAME
+from rendezvous_async.texts import quoted
 
 __all__ = ["DISCONNECT_GRACE", "Limits"]
 
@@ -92,9 +93,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if name in _NUMBERS:
                 if not _is_number(value) or value <= 0:
-                    raise ValueError(f"the limit {name} must be a positive, finite number, not {value!r}")
+                    raise ValueError(f"the limit {name} must be a positive, finite number, not {quoted(value)}")
             elif isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-                raise ValueError(f"the limit {name} must be a whole number above 0, not {value!r}")
+                raise ValueError(f"the limit {name} must be a whole number above 0, not {quoted(value)}")
         if self.shortest_ttl > self.longest_ttl:
             raise ValueError(
                 f"the limit shortest_ttl ({self.shortest_ttl:g} s) must not be above longest_ttl "

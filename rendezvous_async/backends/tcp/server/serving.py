@@ -23,6 +23,7 @@ from rendezvous_async.backends.tcp.server.server import TcpServer
 from rendezvous_async.backends.tcp.tls import Tls
 from rendezvous_async.errors import RendezvousConnectionError
 from rendezvous_async.settings import DEFAULT_PORTS, check_seconds, format_address
+from rendezvous_async.texts import quoted
 
 __all__ = ["serve", "start_server"]
 
@@ -92,11 +93,11 @@ async def serve(
 def _check_arguments(host: object, port: object, insecure: object, **options: object) -> None:
     clock.check_asyncio()
     if not isinstance(host, str) or not host:
-        raise ValueError(f"host must be an address or a name, not {host!r}")
+        raise ValueError(f"host must be an address or a name, not {quoted(host)}")
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
-        raise ValueError(f"port must be a number from 0 to 65535, not {port!r}")
+        raise ValueError(f"port must be a number from 0 to 65535, not {quoted(port)}")
     if not isinstance(insecure, bool):
-        raise ValueError(f"insecure must be True or False, not {insecure!r}")
+        raise ValueError(f"insecure must be True or False, not {quoted(insecure)}")
     for name, value in options.items():
         if value is not None:
             parse_option(TcpOptions, name, value)
