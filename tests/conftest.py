@@ -80,6 +80,7 @@ INTEGRATION = (
     "cli/test_doctor_and_bench.py",
     "cli/test_serve.py",
     "page/test_status_page.py",
+    "page/test_browser.py",
     "page/test_drawing.py",
     "testing/test_picture.py",
     "testing/test_shrinking.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -112,6 +113,15 @@ def test_launched_worker(tmp_path: Path) -> None:
     lines = sorted(line for output in outputs for line in output.splitlines())
     assert lines == sorted(f"round 1: rank {r} of 3: step {s}, 3 hands" for r in range(3) for s in range(3))
     assert (tmp_path / "step").read_text() == "3"
+
+
+def test_logs_as_json() -> None:
+    lines = [json.loads(line) for line in run_example("json_logs.py").splitlines()]
+    life = [(line["rdzv_round"], line["text"]) for line in lines if line["rdzv_node"] == "alice"]
+    assert (1, "run 'job-7': node alice: round 1 has lost a member") in life
+    assert (2, "run 'job-7': node alice: joined round 2: rank 0 of 1") in life
+    assert {line["rdzv_run"] for line in lines} == {"job-7"}
+    assert {line["rdzv_node"] for line in lines} == {"alice", "bob"}
 
 
 def test_examples_are_short() -> None:

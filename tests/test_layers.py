@@ -20,13 +20,15 @@ PACKAGE = "rendezvous_async"
 ROOT = Path(__file__).parents[1] / PACKAGE
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("texts", "causes"),
+    ("texts", "logs", "causes"),
     ("sizes",),
     ("errors", "settings"),
     ("aio",),
     ("core", "backends"),
     ("admin",),
+    ("runs",),
     ("node.events", "node.addresses", "node.goodbye"),
+    ("telemetry",),
     ("node.view", "node.participant"),
     ("node.keep_alive", "node.translation"),
     ("node.coordinator", "node.store"),
@@ -60,7 +62,8 @@ OWNERS = {
     "rich": ("cli",),
     "shtab": ("cli",),
     "h11": ("page",),
-    "prometheus_client": ("page",),
+    "prometheus_client": ("page", "telemetry.metrics"),
+    "opentelemetry": ("telemetry.spans",),
 }
 """Packages that only one part may import, since they are heavy, or not there at all."""
 
@@ -68,7 +71,7 @@ PURE = (
     "core", "backends.table.table", "backends.table.fanout", "backends.table.answers", "backends.observer",
     "backends.cas.image", "backends.tcp.wire",
     "backends.tcp.versions", "errors",
-    "settings", "sizes", "texts", "causes",
+    "settings", "sizes", "texts", "logs", "causes",
 )  # fmt: skip
 """Values and functions only: no I/O, no clock, no logging, no randomness, nothing to wait for."""
 

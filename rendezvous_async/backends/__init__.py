@@ -17,6 +17,7 @@ from rendezvous_async.backends.base import Backend
 from rendezvous_async.backends.options import BackendOptions, read_options
 from rendezvous_async.backends.outage import Outage
 from rendezvous_async.backends.schemes import find_scheme
+from rendezvous_async.logs import log_fields
 from rendezvous_async.settings import Endpoint, check_id, parse_endpoint
 
 __all__ = ["Backend", "open_backend", "open_with", "start_backend"]
@@ -42,7 +43,9 @@ async def start_backend(
 async def open_with(endpoint: Endpoint, options: BackendOptions, run_id: str, outage: Outage | None = None) -> Backend:
     """Open the backend of ``endpoint`` with options that have been parsed and checked."""
     scheme = find_scheme(endpoint)
-    driver = await scheme.open(endpoint, options, outage or Outage(f"run {run_id!r}", endpoint))
+    driver = await scheme.open(
+        endpoint, options, outage or Outage(f"run {run_id!r}", endpoint, fields=log_fields(run_id))
+    )
     return Backend(driver, run_id, options.namespace)
 
 

@@ -7,6 +7,7 @@ recovery.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from rendezvous_async.aio import clock
 
@@ -24,13 +25,18 @@ class Outage:
         who: The owner of the backend; every message begins with it.
         where: What cannot be reached.
         level: The level of the first message and of the repeated ones.
+        fields: What log records about this backend carry in ``extra=``.
 
     Attributes:
         cause: Why the backend cannot be reached; empty if no failure is known.
+        fields: The same as given; whatever else logs about this backend passes them, too.
     """
 
-    def __init__(self, who: str, where: object, level: int = logging.WARNING) -> None:
+    def __init__(
+        self, who: str, where: object, level: int = logging.WARNING, fields: Mapping[str, object] | None = None
+    ) -> None:
         self.cause = ""
+        self.fields = fields
         self._who = who
         self._where = where
         self._level = level
@@ -53,12 +59,13 @@ class Outage:
         text = str(self)  # A handler may format later, in a thread without a loop and so without a clock.
         if self._told_at is None or now - self._told_at >= REPEAT_EVERY:
             self._told_at = now
-            _log.log(self._level, "%s: %s; still trying", self._who, text)
+            _log.log(self._level, "%s: %s; still trying", self._who, text, extra=self.fields)
         else:
-            _log.debug("%s: %s", self._who, text)
+            _log.debug("%s: %s", self._who, text, extra=self.fields)
 
     def ended(self) -> None:
         """Report that the backend has answered."""
         if self.cause:
-            _log.info("%s: %s answers again after %.1f s", self._who, self._where, clock.now() - self._since)
+            lasted = clock.now() - self._since
+            _log.info("%s: %s answers again after %.1f s", self._who, self._where, lasted, extra=self.fields)
             self.cause, self._told_at = "", None

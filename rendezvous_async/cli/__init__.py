@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": "serve tcp:// for any number of runs, optionally with a status page",
     "launch": "run a command on every node of an elastic world, and restart it when the world changes",
     "status": "show the state of a run and why it has not formed",
+    "list": "list all runs at an endpoint, those that need attention first",
     "watch": "follow a run live",
     "history": "tell what happened to a run and why, and where its time went",
     "scale": "change the sizes of a run, or its target, while it runs",
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from rendezvous_async.cli.terminal import make_output_safe
 
     make_output_safe()
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = [*(sys.argv[1:] if argv is None else argv)]  # Here ``list`` is the module of that command.
     try:
         if not arguments or arguments[0] not in COMMANDS:
             parser = main_parser()

@@ -21,6 +21,7 @@ from rendezvous_async.backends.base import DEFAULT_NAMESPACE
 from rendezvous_async.backends.tcp import TcpServer, serve
 from rendezvous_async.cli.actors import Actor
 from rendezvous_async.cli.exits import Exit, Failure
+from rendezvous_async.cli.folding import fold
 from rendezvous_async.cli.terminal import Terminal, lines, table
 from rendezvous_async.core.rules import Change
 from rendezvous_async.core.state import node_key
@@ -32,18 +33,29 @@ if TYPE_CHECKING:
 __all__ = ["Stage"]
 
 RUN_ID = "demo"
+NAMES = ("alice", "bob", "carol", "dave")
+EMPTY_LINES = 5
+"""The headline, the header of the table, two empty lines, and one for the cursor."""
+LEAST_TIMELINE = 8
 REDRAW = 0.2
 REASON = "the demo is over"
 STYLES = {"member": "green", "killed": "red", "closed": "dim"}
 
 
 class Stage:
-    """The demo: its actors, its timeline, and the checks between steps."""
+    """The demo: its actors, its timeline, and the checks between steps.
 
-    def __init__(self, terminal: Terminal) -> None:
+    Args:
+        terminal: Where it is shown.
+        nodes: How many nodes take part; the last one comes late.
+    """
+
+    def __init__(self, terminal: Terminal, nodes: int = 4) -> None:
+        self._names = [*NAMES[:nodes], *(f"node-{number:02}" for number in range(len(NAMES), nodes))]
         self._terminal = terminal
         self._actors: dict[str, Actor] = {}
         self._timeline: list[str] = []
+        self._summary = f"{len(self._names)} nodes, each in a process of its own, are about to meet"
         self._draw: Callable[[RenderableType], None] | None = None
         self._news = Notice()
         self._server: TcpServer | None = None
@@ -75,18 +87,22 @@ class Stage:
         assert self._server is not None
         self._note("", f"a server listens at {self._server.endpoint}")
 
-        for name in ("alice", "bob", "carol"):
+        *early, late = self._names
+        for name in early:
             await self._enter(name)
-        took = await self._world("alice", "bob", "carol")
-        self._headline(f"a world of 3 formed {took * 1000:.0f} ms after the third node arrived", "last call 0.5 s")
+        took = await self._world(*early)
+        self._headline(
+            f"a world of {len(early)} formed {took * 1000:.0f} ms after the last node arrived", "last call 0.5 s"
+        )
 
         before = self._ranks()
-        await self._enter("dave")
-        took = await self._world("alice", "bob", "carol", "dave")
-        self._expect(
-            all(self._actors[name].rank == rank for name, rank in before.items()), "the three kept their ranks"
+        await self._enter(late)
+        took = await self._world(*early, late)
+        self._expect(all(self._actors[name].rank == rank for name, rank in before.items()), "they kept their ranks")
+        self._headline(
+            f"a world of {len(self._names)} formed {took * 1000:.0f} ms after {late} arrived",
+            "the others kept their ranks",
         )
-        self._headline(f"a world of 4 formed {took * 1000:.0f} ms after dave arrived", "the others kept their ranks")
 
         async with open_backend(self._server.endpoint, run_id=RUN_ID, is_host="false") as backend:
             victim = (await read_status(backend)).coordinator
@@ -118,10 +134,11 @@ class Stage:
         lost = {"event": "changed", "change": Change.MEMBER_LOST.value, "round": last_round}
         await self._until(lambda: all(lost in other.news for other in left))
         told = clock.now() - killed_at
-        await self._until(lambda: all(other.holds(3, last_round) for other in left))
+        await self._until(lambda: all(other.holds(len(left), last_round) for other in left))
         formed = clock.now() - killed_at
         self._headline(
-            f"a world of 3 continues: all nodes knew {told:.2f} s after the kill and met {formed - told:.2f} s later",
+            f"a world of {len(left)} continues: all nodes knew {told:.2f} s after the kill "
+            f"and met {formed - told:.2f} s later",
             "a dropped connection has 1 s of grace",
         )
 
@@ -130,7 +147,7 @@ class Stage:
     async def _world(self, *names: str) -> float:
         """Wait until these nodes share one world; return the seconds since the last of them was up."""
         actors = [self._actors[name] for name in names]
-        round_before = max(actor.round for actor in actors) if len(names) > 3 else 0
+        round_before = max(actor.round for actor in actors) if len(names) == len(self._names) else 0
         await self._until(lambda: all(actor.holds(len(names), round_before) for actor in actors))
         self._expect(len({actor.round for actor in actors}) == 1, "they are all in one round")
         self._expect(sorted(self._ranks(names).values()) == list(range(len(names))), "ranks are 0 to size - 1")
@@ -155,7 +172,8 @@ class Stage:
         """Start a node's process and follow its output."""
         assert self._server is not None
         actor = self._actors[name] = Actor(name)
-        await actor.start(self._server.endpoint, run_id=RUN_ID, nodes="3:4", is_host="false")
+        most = len(self._names)
+        await actor.start(self._server.endpoint, run_id=RUN_ID, nodes=f"{most - 1}:{most}", is_host="false")
         self._note(name, f"starts as process {actor.process.pid}")
         self._group.start_soon(self._listen, actor)
 
@@ -173,10 +191,12 @@ class Stage:
     # The picture
 
     def _note(self, who: str, what: str) -> None:
-        self._add(f"{who:6}{what}")
+        width = max(map(len, self._names)) + 1
+        self._add(f"{who:{width}}{what}")
 
     def _headline(self, what: str, why: str) -> None:
-        self._add(f"=> {what} ({why})")
+        self._summary = f"{what} ({why})"
+        self._add(f"=> {self._summary}")
 
     def _add(self, text: str) -> None:
         line = f"{clock.now() - self._start:6.2f} s  {text}"
@@ -199,9 +219,12 @@ class Stage:
             for actor in actors
         ]
         header = ("NODE", "STATE", "RANK", "ROUND", "LAST KEEP-ALIVE")
-        timeline = lines(self._timeline[-max(1, self._terminal.height - len(rows) - 3) :])
+        space = self._terminal.height - EMPTY_LINES
+        shown = fold(rows, max(1, space - LEAST_TIMELINE), healthy="member")
+        timeline = lines(self._timeline[-max(1, space - len(shown)) :])
         timeline.highlight_regex("(?m)^.*=> .*$", "green bold")
-        return Group(table(header, rows, [STYLES.get(actor.state, "yellow") for actor in actors]), "", timeline)
+        nodes = table(header, shown, [STYLES.get(row[1], "yellow") for row in shown])
+        return Group(lines([self._summary], "bold"), "", nodes, "", timeline)
 
     def _last_keep_alive(self, actor: Actor) -> str:
         assert self._server is not None

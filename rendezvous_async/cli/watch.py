@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from rendezvous_async.aio import clock
 from rendezvous_async.cli.endpoints import add_run, known_run, open_run
 from rendezvous_async.cli.exits import Exit, Failure
+from rendezvous_async.cli.folding import fold
 from rendezvous_async.cli.parsing import Parser
 from rendezvous_async.cli.terminal import Terminal, lines, table
 
@@ -29,6 +30,10 @@ PAUSE = 0.1
 """The least seconds between two updates: people cannot read faster."""
 LOOK_AT_CONNECTION = 0.25
 REMEMBERED = 10
+LEAST_NEWS = 4
+EMPTY_LINES = 4
+"""Two between the parts of a picture, the header of the table, and one for the cursor."""
+STYLES = {"absent": "red", "foreign": "red", "waiting": "yellow", "back": "yellow"}
 
 
 def configure(parser: Parser) -> None:
@@ -71,6 +76,7 @@ class Viewer:
         self._draw = draw
         self._began = clock.now()
         self._status: Status | None = None
+        self._trouble = ""
         self._news: list[str] = []
 
     async def watch_run(self, backend: Backend) -> int:
@@ -102,15 +108,22 @@ class Viewer:
         """Report when the connection to the backend is lost and when it is back."""
         import anyio
 
-        was_gone = False
+        gone_since: float | None = None
         while True:
             await anyio.sleep(LOOK_AT_CONNECTION)
             trouble = backend.trouble
-            if trouble is not None and not was_gone:
+            was_gone = gone_since is not None
+            if trouble is None:
+                gone_since, self._trouble = None, ""
+                if was_gone:
+                    self._show("the backend is reachable again")
+                continue
+            gone_since = clock.now() if gone_since is None else gone_since
+            self._trouble = f"for {clock.now() - gone_since:.0f} s: {trouble}"
+            if was_gone:
+                self._redraw()
+            else:
                 self._show(trouble)
-            elif trouble is None and was_gone:
-                self._show("the backend is reachable again")
-            was_gone = trouble is not None
 
     def _show(self, *what: str) -> None:
         news = [f"{clock.now() - self._began:8.2f} s  {change}" for change in what]
@@ -118,8 +131,11 @@ class Viewer:
         if self._draw is None:
             for line in news:
                 self._terminal.print(line)
-        elif self._status is not None:
-            self._draw(picture(self._status, self._news, self._terminal.height))
+        self._redraw()
+
+    def _redraw(self) -> None:
+        if self._draw is not None and self._status is not None:
+            self._draw(picture(self._status, self._news, self._terminal.height, self._trouble))
 
 
 async def statuses(backend: Backend) -> AsyncGenerator[Status, None]:
@@ -144,21 +160,33 @@ async def statuses(backend: Backend) -> AsyncGenerator[Status, None]:
             )
 
 
-def picture(status: Status, news: list[str], height: int) -> RenderableType:
-    """Draw a run: the diagnosis, as many nodes as fit, and the latest changes."""
+def picture(status: Status, news: list[str], height: int, trouble: str = "") -> RenderableType:
+    """Draw a run: its state and what it waits for, its nodes in as many lines as there are, and the latest changes.
+
+    Args:
+        status: The run.
+        news: The latest changes, the newest last.
+        height: The lines of the terminal.
+        trouble: For how long the backend has been out of reach, and why; then the rest is what was known before.
+    """
     from rich.console import Group
 
-    nodes = [
+    rows = [(absent.node, "absent", str(absent.rank), "") for absent in status.absent]
+    rows += [
         (present.node, present.role.value, "-" if present.rank is None else str(present.rank), present.address)
         for present in status.here
     ]
-    nodes += [(absent.node, "absent", str(absent.rank), "") for absent in status.absent]
-    headline, *details = str(status).splitlines()
-    room = max(1, height - len(details) - len(news) - 6)  # Headline, table header, empty lines, and "more nodes".
-    more = [f"... and {len(nodes) - room} more"] if len(nodes) > room else []
+    headline, *details = status.why()
+    coordinator = [f"coordinator: {status.coordinator}"] if status.coordinator is not None else []
+    top = [*([f"OUT OF DATE {trouble}"] if trouble else []), f"run {status.run_id!r}: {headline}"]
+    below = [f"  {detail}" for detail in (*details, *coordinator)]
+    space = height - len(top) - len(below) - EMPTY_LINES
+    shown = fold(rows, max(1, space - min(len(news), LEAST_NEWS)), healthy="member")
+    latest = news[-max(1, space - len(shown)) :]
     return Group(
-        lines([headline], "bold"),
-        lines([*details, ""]),
-        table(("NODE", "ROLE", "RANK", "ADDRESS"), nodes[:room]),
-        lines([*more, "", *news]),
+        *([lines(top[:-1], "bold red")] if trouble else []),
+        lines(top[-1:], "bold"),
+        lines([*below, ""]),
+        table(("NODE", "ROLE", "RANK", "ADDRESS"), shown, [STYLES.get(row[1], "") for row in shown]),
+        lines(["", *latest]),
     )

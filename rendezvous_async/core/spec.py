@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from rendezvous_async.core.shape import Shape
 from rendezvous_async.core.state import Head, Phase
 from rendezvous_async.settings import settings_for
 from rendezvous_async.sizes import parse_sizes
@@ -60,6 +61,7 @@ def rescaled(head: Head, nodes: int | str | tuple[int, int] | list[int] | None, 
     target = target or 0
     if (settings, target) == (old, head.target):
         return head
+    Shape(sizes, old.domain, old.per_domain, target or None)  # Raises if no world can have that size.
     return msgspec.structs.replace(
         head,
         settings=settings,

@@ -14,6 +14,7 @@ from rendezvous_async.backends.schemes import find_scheme
 from rendezvous_async.core.codec import decode, encode
 from rendezvous_async.core.state import Node
 from rendezvous_async.errors import RendezvousStateError
+from rendezvous_async.logs import log_fields
 from rendezvous_async.node.events import Events
 from rendezvous_async.node.participant import Participant
 from rendezvous_async.node.rendezvous import Rendezvous
@@ -145,14 +146,16 @@ def connect(
         if endpoint.scheme == "tcp" and "linger" not in endpoint.options:
             options.setdefault("linger", timeouts.close)  # A host waits for the others no longer than that.
         asked = read_options(find_scheme(endpoint).options, endpoint, options, connect.__kwdefaults__ or ())
+    fields = log_fields(run_id, node, 0)
     who = Participant(
         node=node,
+        fields=fields,
         settings=settings,
         timeouts=timeouts,
         interval=float(keep_alive_interval),
         ttl=keep_alive_interval * keep_alive_max_attempt,
         rng=rng,
-        events=Events(f"run {run_id!r}: node {node}"),
+        events=Events(f"run {run_id!r}: node {node}", fields),
     )
     source = endpoint if backend is None else backend
     assert source is not None

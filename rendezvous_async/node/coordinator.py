@@ -22,6 +22,7 @@ from rendezvous_async.core.rules import Wait
 from rendezvous_async.core.state import COORDINATOR, NODES, SEATS, STATE, Stamp, node_of
 from rendezvous_async.core.transaction import Capacity, Transaction
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
+from rendezvous_async.logs import ROUND
 from rendezvous_async.node.events import EventKind
 from rendezvous_async.node.participant import Participant
 from rendezvous_async.node.translation import causes_of, conditions_of, rows_of, seen_by, stamp_at, stamp_of, writes_of
@@ -73,24 +74,25 @@ class Coordinator:
 
     async def run(self) -> None:
         """Campaign and coordinate until cancelled."""
-        node, run_id = self._who.node, self._backend.run_id
+        node, run_id, fields = self._who.node, self._backend.run_id, self._who.fields
         while True:
             post = await self._campaign()
             capacity = Capacity(self._backend.max_writes, self._backend.max_bytes, len(self._backend.prefix))
             duty = Duty(self._who.settings, post, capacity, node)
             self._who.events.emit(EventKind.COORDINATING)
             try:
-                _log.info("node %s no longer coordinates run %r: %s", node, run_id, await self._fold(duty))
+                reason = await self._fold(duty)
+                _log.info("node %s no longer coordinates run %r: %s", node, run_id, reason, extra=fields)
             except RendezvousError as error:
-                _log.warning("node %s gives up coordinating run %r: %s", node, run_id, error)
+                _log.warning("node %s gives up coordinating run %r: %s", node, run_id, error, extra=fields)
             except Exception:
-                _log.exception("node %s fails to coordinate run %r; please report", node, run_id)
+                _log.exception("node %s fails to coordinate run %r; please report", node, run_id, extra=fields)
             finally:
                 self._who.events.emit(EventKind.RESIGNED)
             try:
                 await self._send(duty.resignation())
             except RendezvousError as error:
-                _log.debug("node %s could not give the post back: %s", node, error)
+                _log.debug("node %s could not give the post back: %s", node, error, extra=fields)
             await self._pause()
 
     async def _campaign(self) -> Stamp:
@@ -158,8 +160,9 @@ class Coordinator:
             duty.won(stamp_of(commit.token))
             self._view.following.learn(news)
             if transaction.what == Purpose.FORM:
+                fields = {**self._who.fields, ROUND: duty.tally.head.round}
                 round, members = duty.tally.head.round, counted(duty.tally.head.size, "node")
-                _log.info("run %r: round %d formed with %s", self._backend.run_id, round, members)
+                _log.info("run %r: round %d formed with %s", self._backend.run_id, round, members, extra=fields)
         elif duty.lost(stamp_at(commit.entry(STATE)), stamp_at(commit.entry(COORDINATOR))):
             self._view.following.learn(news)
 
@@ -183,7 +186,8 @@ class Coordinator:
 
     def _tell(self, duty: Duty, news: Listing, is_first: bool = False) -> None:
         for error in duty.read_roster(rows_of(news), causes_of(news), None if is_first else clock.now()):
-            _log.warning("run %r: passing over a node: %s", self._backend.run_id, printable(str(error)))
+            text, why = "run %r: passing over a node: %s", printable(str(error))
+            _log.warning(text, self._backend.run_id, why, extra={**self._who.fields, ROUND: duty.tally.head.round})
 
     async def _send(self, transaction: Transaction) -> tuple[Commit, list[Entry]]:
         """Commit; return the outcome, and what it says of head and post."""

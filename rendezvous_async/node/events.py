@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from enum import StrEnum
+from typing import TypeAlias
 from weakref import WeakSet
 
 import msgspec
 
 from rendezvous_async.aio import clock
 from rendezvous_async.aio.signal import Notice
+from rendezvous_async.logs import ROUND
 from rendezvous_async.texts import printable
 
-__all__ = ["Event", "EventKind", "Events"]
+__all__ = ["Event", "EventKind", "Events", "Listener"]
 
 _log = logging.getLogger("rendezvous_async.node")
 
@@ -24,8 +26,10 @@ MAX_QUEUED = 1024
 class EventKind(StrEnum):
     """What happened."""
 
+    JOINING = "joining"
     ARRIVED = "arrived"
     JOINED = "joined"
+    JOIN_FAILED = "join_failed"
     NODES_WAITING = "nodes_waiting"
     MEMBER_LOST = "member_lost"
     RESIZED = "resized"
@@ -37,6 +41,7 @@ class EventKind(StrEnum):
     RESIGNED = "resigned"
     SESSION_LOST = "session_lost"
     STALLED = "stalled"
+    ENDED = "ended"
 
 
 _LOGGED = {
@@ -71,21 +76,26 @@ class Event(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
+Listener: TypeAlias = Callable[[Event], None]
+
+
 class Events:
     """Logs every event and hands it to every reader. A slow reader loses the oldest events, never the newest.
 
     Args:
         who: The run and the node, for the log.
+        fields: What log records carry in ``extra=``.
     """
 
-    def __init__(self, who: str = "") -> None:
+    def __init__(self, who: str = "", fields: Mapping[str, object] | None = None) -> None:
         self._who = who
+        self._fields: Mapping[str, object] = fields or {}
         self._readers: WeakSet[_Reader] = WeakSet()
-        self._listeners: list[Callable[[Event], None]] = []
+        self._listeners: list[Listener] = []
         self._ended = False
         self._was_asked = False
 
-    def listen(self, listener: Callable[[Event], None]) -> None:
+    def listen(self, listener: Listener) -> None:
         """Call ``listener`` with every event as it happens; an error of the listener is logged."""
         self._was_asked = True
         self._listeners.append(listener)
@@ -94,22 +104,25 @@ class Events:
         """Log an event, then hand it to listeners and readers."""
         level, text = _LOGGED.get(kind, (logging.NOTSET, ""))
         if text and _log.isEnabledFor(level):
-            _log.log(
-                level, "%s: %s", self._who, text.format(round=round, detail=printable(detail) or "no reason given")
-            )
+            said = text.format(round=round, detail=printable(detail) or "no reason given")
+            _log.log(level, "%s: %s", self._who, said, extra={**self._fields, ROUND: round} if round else self._fields)
         if not self._was_asked:
             return
         event = Event(kind, clock.now(), round, detail)
+        self._tell_listeners(event)
+        for reader in self._readers:
+            reader.take(event)
+
+    def _tell_listeners(self, event: Event) -> None:
         for listener in self._listeners:
             try:
                 listener(event)
             except Exception:  # It may run in the middle of the backend's work, which must not fail.
-                _log.exception("a listener failed on %s", event)
-        for reader in self._readers:
-            reader.take(event)
+                _log.exception("a listener failed on %s", event, extra=self._fields)
 
     def end(self) -> None:
-        """End every reader once its queue is empty."""
+        """Tell the listeners that the rendezvous is over, and end every reader once its queue is empty."""
+        self._tell_listeners(Event(EventKind.ENDED, clock.now()))
         self._ended = True
         for reader in self._readers:
             reader.end()

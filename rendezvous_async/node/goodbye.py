@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
 import anyio
@@ -12,8 +11,6 @@ from rendezvous_async.backends.base import Session
 from rendezvous_async.causes import Cause
 
 __all__ = ["say_goodbye"]
-
-_log = logging.getLogger("rendezvous_async.node")
 
 GOODBYE = 1.5
 """Seconds to wait for the answer. A healthy backend needs a fraction of that; otherwise the session expires."""
@@ -25,7 +22,7 @@ async def say_goodbye(
     who: str,
     seconds: float,
     trouble: Callable[[], str | None],
-    level: int = logging.WARNING,
+    log: Callable[..., None],
     cause: str = Cause.LEFT,
 ) -> bool:
     """End a session; False if the backend could not be told. It never raises.
@@ -35,14 +32,14 @@ async def say_goodbye(
         who: The node and the run that it leaves, for the log.
         seconds: How long to wait, ``GOODBYE`` at most.
         trouble: Returns why the backend cannot be reached, if that is known.
-        level: The level of the log lines.
+        log: Logs a message with its arguments.
         cause: Why, for the others to know.
     """
     seconds = min(seconds, GOODBYE)
 
     def say_why() -> None:
         reason = trouble() or "the backend does not answer"
-        _log.log(level, "%s: %s; waiting up to %g s to say goodbye", who, reason, seconds)
+        log("%s: %s; waiting up to %g s to say goodbye", who, reason, seconds)
 
     waiting = asyncio.get_running_loop().call_later(0 if trouble() else SAY_SO_AFTER, say_why)
     why = ""
@@ -54,5 +51,5 @@ async def say_goodbye(
         why = f": {error}"
     finally:
         waiting.cancel()
-    _log.log(level, "%s without a goodbye; the others miss it after its TTL of %g s%s", who, session.ttl, why)
+    log("%s without a goodbye; the others miss it after its TTL of %g s%s", who, session.ttl, why)
     return False

@@ -79,7 +79,8 @@ class KeepAlive:
             except RendezvousConnectionError as error:
                 self.unanswered = str(error)
                 left = max(0.0, session.deadline - clock.lease_now())
-                _log.warning("node %s: %s; out in %.1f s unless it comes back", node, error, left)
+                text = "node %s: %s; out in %.1f s unless it comes back"
+                _log.warning(text, node, error, left, extra=self._who.fields)
             await asyncio.sleep(min(self._due, session.deadline) - clock.lease_now())
 
     def report_stall(self) -> None:
@@ -93,5 +94,6 @@ class KeepAlive:
                 "node %s: the event loop stalled for %.1f s: something blocks it, or this machine was suspended",
                 self._who.node,
                 late,
+                extra=self._who.fields,
             )
             self._who.events.emit(EventKind.STALLED, detail=f"{late:.3f} s")

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, TypeAlias
 
 import anyio
@@ -259,7 +260,8 @@ class Membership:
             return False
         self.abandon()
         who = f"node {self._who.node}: leaving run {self._backend.run_id!r}"
-        told = await say_goodbye(self.session, who, self._who.timeouts.close, self._trouble, level, self._cause)
+        say = partial(_log.log, level, extra=self._who.fields)
+        told = await say_goodbye(self.session, who, self._who.timeouts.close, self._trouble, say, self._cause)
         self._said_goodbye_at = clock.now()
         return told
 
@@ -303,7 +305,12 @@ class Membership:
     def _fail_by(self, error: Exception) -> None:
         """End it because of an error in a task, or in a callback."""
         if not isinstance(error, RendezvousError):
-            _log.error("node %s: a background task failed; please report this", self._who.node, exc_info=error)
+            _log.error(
+                "node %s: a background task failed; please report this",
+                self._who.node,
+                exc_info=error,
+                extra=self._who.fields,
+            )
             cause, error = error, RendezvousSessionError(f"node {self._who.node}: a background task failed: {error!r}")
             error.__cause__ = cause
         self.fail(error)
@@ -327,7 +334,7 @@ class Membership:
             if not self._presence.was_put:
                 self._presence = replace(self._presence, was_here=True, was_put=True)
         elif (error := ousting(self._presence, standing_by(view))) is not None:
-            _log.warning("%s", error)
+            _log.warning("%s", error, extra=who.fields)
             self.fail(error)
             self._start(self._end)  # A newcomer must not wait for what is still bound to this session.
             return

@@ -18,6 +18,7 @@ class Participant:
 
     Attributes:
         node: Its id.
+        fields: What its log records carry in ``extra=``; the round in it is that of its last join.
         settings: The settings that it wants for the run.
         timeouts: How long it waits for what.
         interval: Seconds between keep-alives.
@@ -27,6 +28,7 @@ class Participant:
     """
 
     node: str
+    fields: dict[str, object]
     settings: Settings
     timeouts: Timeouts
     interval: float

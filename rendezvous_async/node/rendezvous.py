@@ -8,21 +8,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Iterable
+import sys
+from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from types import TracebackType
 
 import anyio
 
-from rendezvous_async.admin import (
-    check_reason,
-    close_run,
-    evict_node,
-    let_newcomers_in,
-    read_history,
-    read_status,
-    scale_run,
-)
+from rendezvous_async import admin
 from rendezvous_async.aio import clock
 from rendezvous_async.aio.deadline import Deadline, answer_within
 from rendezvous_async.backends.base import Backend
@@ -41,7 +34,8 @@ from rendezvous_async.errors import (
     RendezvousSessionError,
     RendezvousTimeoutError,
 )
-from rendezvous_async.node.events import Event, EventKind
+from rendezvous_async.logs import ROUND
+from rendezvous_async.node.events import Event, EventKind, Listener
 from rendezvous_async.node.membership import Membership
 from rendezvous_async.node.participant import Participant
 from rendezvous_async.node.supervisor import Supervisor
@@ -80,7 +74,9 @@ class Rendezvous:
         self._who = who
         self._identity = identity
         self._outage = Outage(
-            f"run {run_id!r}: node {who.node}", source if isinstance(source, Endpoint) else "the backend"
+            f"run {run_id!r}: node {who.node}",
+            source if isinstance(source, Endpoint) else "the backend",
+            fields=who.fields,
         )
         self._joining = False
         self._life = ""
@@ -99,12 +95,17 @@ class Rendezvous:
         if self._supervisor is not None:
             raise RuntimeError(f"{self!r} can be entered only once; call connect() again")
         clock.check_asyncio()
+        if "opentelemetry.trace" in sys.modules:  # Only a program that has imported it can want spans.
+            from rendezvous_async.telemetry.spans import NodeSpans
+
+            self.listen(NodeSpans(self.run_id, self.node))
         domain = self.settings.domain
         if domain and domain not in self._identity.labels:
             _log.warning(
                 "run %r: node %s has no label %r, which names its domain, so it can only be a spare: give it one with "
                 "labels= (rdzv launch --label, option label_%s)",
                 *(self.run_id, self.node, domain, domain),
+                extra=self._who.fields,
             )
         self._supervisor = Supervisor(self._who, self.run_id, self._source, self._options, self._outage)
         return self
@@ -135,16 +136,22 @@ class Rendezvous:
         if self._joining:
             raise RuntimeError(f"{self!r}: join() is already under way")
         self._joining = True
-        _log.info("run %r: node %s is joining", self.run_id, self.node)
+        _log.info("run %r: node %s is joining", self.run_id, self.node, extra=self._who.fields)
+        self._who.events.emit(EventKind.JOINING, 0 if self.world is None else self.world.round)
         world: World | None = None
+        why = "cancelled"
         try:
             world = await self._join(supervisor)
-            self.world, self._reported = world, None
+            self.world, self._reported, self._who.fields[ROUND] = world, None, world.round
             self._who.events.emit(EventKind.JOINED, world.round, f"rank {world.rank} of {world.size}")
             return world
+        except RendezvousError as error:
+            why = str(error)
+            raise
         finally:
             self._joining = False
             if world is None:
+                self._who.events.emit(EventKind.JOIN_FAILED, detail=why)
                 await supervisor.see_through(supervisor.end_membership)
 
     def worlds(self) -> Worlds:
@@ -171,12 +178,12 @@ class Rendezvous:
             ValueError: The reason is no string that can be stored.
             RendezvousConnectionError: The backend did not answer within ``timeouts.close``.
         """
-        check_reason(reason)
+        admin.check_reason(reason)
         supervisor = await self._entered()
         self._who.events.emit(EventKind.CLOSING, detail=reason)
         with answer_within(self._who.timeouts.close, f"close run {self.run_id!r}", supervisor.trouble):
             backend = await supervisor.open_backend()
-            await close_run(backend, reason, self.node, self.settings, supervisor.last_change)
+            await admin.close_run(backend, reason, self.node, self.settings, supervisor.last_change)
             state = await backend.get(STATE)
         if state is not None and supervisor.membership is not None:
             # This node must not see its world go on until the push comes.
@@ -205,7 +212,7 @@ class Rendezvous:
         supervisor = await self._entered()
         with answer_within(self._who.timeouts.close, f"scale run {self.run_id!r}", supervisor.trouble):
             backend = await supervisor.open_backend()
-            return await scale_run(backend, nodes, target, self.node, supervisor.last_change)
+            return await admin.scale_run(backend, nodes, target, self.node, supervisor.last_change)
 
     async def grow(self) -> int:
         """Let in newcomers that are held back (``Timeouts.grow``), at a checkpoint for example; a no-op without any.
@@ -223,31 +230,31 @@ class Rendezvous:
         """
         supervisor = await self._entered()
         with answer_within(self._who.timeouts.close, f"grow run {self.run_id!r}", supervisor.trouble):
-            return await let_newcomers_in(await supervisor.open_backend())
+            return await admin.let_newcomers_in(await supervisor.open_backend())
 
     async def evict(self, node: str) -> bool:
         """Remove another node; it learns that it is out, and may join again. False if it is not here."""
         supervisor = await self._entered()
         with answer_within(self._who.timeouts.close, f"evict node {quoted(node)}", supervisor.trouble):
-            return await evict_node(await supervisor.open_backend(), node)
+            return await admin.evict_node(await supervisor.open_backend(), node)
 
     async def status(self) -> Status:
         """Read the status of the run; its ``str()`` explains itself."""
         supervisor = await self._entered()
         with answer_within(self._who.timeouts.close, f"read the status of run {self.run_id!r}", supervisor.trouble):
-            return await read_status(await supervisor.open_backend())
+            return await admin.read_status(await supervisor.open_backend())
 
     async def history(self) -> tuple[HistoryRecord, ...]:
         """Read what happened to the run, the oldest change first: the last 512 changes, also once it is closed."""
         supervisor = await self._entered()
         with answer_within(self._who.timeouts.close, f"read the history of run {self.run_id!r}", supervisor.trouble):
-            return await read_history(await supervisor.open_backend())
+            return await admin.read_history(await supervisor.open_backend())
 
     def events(self) -> AsyncIterator[Event]:
         """Return what happens to this node from now on, until the rendezvous is left."""
         return self._who.events.read()
 
-    def listen(self, listener: Callable[[Event], None]) -> None:
+    def listen(self, listener: Listener) -> None:
         """Call ``listener`` with each event as it happens; an error of the listener is logged."""
         self._who.events.listen(listener)
 
@@ -348,7 +355,7 @@ class Rendezvous:
         if supervisor.backend is not None:
             try:
                 with answer_within(self._who.timeouts.heartbeat, "read the status", supervisor.trouble):
-                    status = await read_status(supervisor.backend)
+                    status = await admin.read_status(supervisor.backend)
             except RendezvousError as error:
                 troubles = (*troubles, str(error))
         return RendezvousTimeoutError("\n  ".join([message, *troubles]), status)

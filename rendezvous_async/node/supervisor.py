@@ -105,7 +105,12 @@ class Supervisor:
                 except asyncio.CancelledError as again:
                     cancelled = again
         if self.failure is not None:
-            _log.error("%s: its owner failed; please report this", self._name, exc_info=self.failure)
+            _log.error(
+                "%s: its owner failed; please report this",
+                self._name,
+                exc_info=self.failure,
+                extra=self._who.fields,
+            )
         if cancelled is not None:
             raise cancelled
 
@@ -213,7 +218,7 @@ class Supervisor:
         if self._unended:
             raise RendezvousConnectionError(f"{self._name} could not end its last session, so it opens no new one")
         membership = await Membership.open(backend, self._who, self.start, record, deadline, self._was_here)
-        _log.debug("%s opened session %s", self._name, membership.session.id)
+        _log.debug("%s opened session %s", self._name, membership.session.id, extra=self._who.fields)
         if self.is_stopping:
             with anyio.CancelScope(shield=True):
                 await membership.end()  # The owner no longer would.

@@ -12,7 +12,7 @@ from http import HTTPStatus
 import h11
 import msgspec
 
-__all__ = ["Document", "Exchange"]
+__all__ = ["Document", "Exchange", "Ongoing"]
 
 MAX_REQUEST = 8192
 _ALWAYS = (
@@ -38,14 +38,24 @@ class Document(msgspec.Struct, frozen=True):
     code: int = 200
 
 
+class Ongoing(msgspec.Struct, frozen=True):
+    """A response that goes on: whoever holds the connection sends its body piece by piece."""
+
+    type: str
+
+
 class Exchange:
     """A request that arrives in chunks, and its response.
 
     Args:
-        answer: Maps a request to a document.
+        answer: Maps a request to a document, or to a stream.
+
+    Attributes:
+        is_streaming: Whether the response is a stream, whose head was sent.
     """
 
-    def __init__(self, answer: Callable[[h11.Request], Document]) -> None:
+    def __init__(self, answer: Callable[[h11.Request], Document | Ongoing]) -> None:
+        self.is_streaming = False
         self._answer = answer
         self._connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_REQUEST)
         self._with_body = True
@@ -60,7 +70,18 @@ class Exchange:
         if not isinstance(event, h11.Request):
             return b""
         self._with_body = event.method != b"HEAD"
-        return self.write(self._answer(event))
+        answer = self._answer(event)
+        if isinstance(answer, Document):
+            return self.write(answer)
+        if not self._with_body:
+            return self.write(Document(b"", answer.type))
+        self.is_streaming = True
+        headers = [("Content-Type", answer.type), *_ALWAYS]
+        return self._connection.send(h11.Response(status_code=200, headers=headers, reason="OK")) or b""
+
+    def piece(self, data: bytes) -> bytes:
+        """Return a piece of a stream's body as bytes to send."""
+        return self._connection.send(h11.Data(data)) or b""
 
     def write(self, document: Document) -> bytes:
         """Return a document as a response, even if no request was complete."""

@@ -1,13 +1,14 @@
 """A server's metrics for Prometheus, collected on each scrape.
 
-Each server has its own registry. Labels are bounded: runs are those that the status page shows; all other labels have
-fixed values.
+Each server has its own registry. Labels are bounded in number and length: runs are those that the status page shows;
+all other labels have fixed values.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -17,6 +18,8 @@ from prometheus_client.registry import Collector
 from rendezvous_async.backends.tcp.server.counts import Durations
 from rendezvous_async.core.diagnosis import Role, Status
 from rendezvous_async.page.overview import Overview
+from rendezvous_async.runs import RunState
+from rendezvous_async.telemetry.labels import label_value
 
 __all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
 
@@ -58,14 +61,36 @@ class Metrics(Collector):
         yield _counter(
             "sessions_expired", "Sessions that expired: silent for their TTL, or disconnected.", counts.expired
         )
+        ended = CounterMetricFamily("rdzv_sessions_ended", "Sessions that ended, by cause.", labels=("cause",))
+        for ending, number in counts.ended.items():
+            ended.add_metric((ending.value,), number)
+        yield ended
         yield _counter("keep_alives", "Keep-alives answered.", counts.keep_alives)
         yield _counter("rounds_formed", "Rounds formed in all runs.", self._overview.rounds_formed)
         if server.journal is not None:
-            yield _histogram("log_sync_seconds", "Time to sync a batch of commits to disk.", server.journal.sync_times)
+            help = "Time to sync a batch of commits to disk."
+            yield _histogram("log_sync_seconds", help, [((), server.journal.sync_times)])
+        requests = [((_snake(kind.__name__),), durations) for kind, durations in counts.requests.items()]
+        help = "Time to handle a request, without its wait for the disk."
+        yield _histogram("request_seconds", help, requests, ("request",))
+        help = "Time from when the first node waited until the round formed."
+        yield _histogram("round_formation_seconds", help, [((), self._overview.formations)])
+        states = self._overview.states()
+        runs = GaugeMetricFamily("rdzv_runs", "Runs by state.", labels=("state",))
+        for state in RunState:
+            runs.add_metric((state.value,), states[state])
+        yield runs
         yield from self._runs()
 
     def _runs(self) -> Iterator[Metric]:
-        runs = [(run.run_id, run.status) for run in self._overview.runs() if run.status is not None]
+        shown = [(label_value(run.run_id), run) for run in self._overview.runs()]
+        waiting = GaugeMetricFamily(
+            "rdzv_run_waiting_seconds", "How long nodes have been waiting for the next round.", labels=("run_id",)
+        )
+        for id, run in shown:
+            waiting.add_metric((id,), run.waiting_seconds)
+        yield waiting
+        runs = [(id, run.status) for id, run in shown if run.status is not None]
         families = {
             "round": "The last round that formed.",
             "closed": "1 if the run is closed.",
@@ -82,8 +107,8 @@ class Metrics(Collector):
                 family.add_metric((id,), figures[place])
             yield family
         nodes = GaugeMetricFamily("rdzv_run_nodes", "Live nodes by role.", labels=("run_id", "role"))
-        for id, run in runs:
-            roles = Counter(present.role for present in run.here)
+        for id, status in runs:
+            roles = Counter(present.role for present in status.here)
             for role in Role:
                 nodes.add_metric((id, role.value), roles[role])
         yield nodes
@@ -104,7 +129,15 @@ def _counter(name: str, help: str, value: float) -> Metric:
     return CounterMetricFamily(f"rdzv_{name}", help, value)
 
 
-def _histogram(name: str, help: str, durations: Durations) -> Metric:
-    bounds = [*map(str, durations.BOUNDS), "+Inf"]
-    buckets = list(zip(bounds, accumulate(durations.counts), strict=True))
-    return HistogramMetricFamily(f"rdzv_{name}", help, buckets, durations.total)
+def _histogram(
+    name: str, help: str, found: Iterable[tuple[tuple[str, ...], Durations]], labels: tuple[str, ...] = ()
+) -> Metric:
+    family = HistogramMetricFamily(f"rdzv_{name}", help, labels=labels)
+    for values, durations in found:
+        bounds = [*map(str, durations.bounds), "+Inf"]
+        family.add_metric(values, list(zip(bounds, accumulate(durations.counts), strict=True)), durations.total)
+    return family
+
+
+def _snake(name: str) -> str:
+    return re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from importlib.resources import files
 
@@ -14,6 +14,7 @@ from rendezvous_async.backends.tcp.addresses import listen_on, resolve
 from rendezvous_async.backends.tcp.tls import Tls
 from rendezvous_async.errors import RendezvousConnectionError
 from rendezvous_async.page.http import Document
+from rendezvous_async.page.live import Live
 from rendezvous_async.page.metrics import CONTENT_TYPE_LATEST, Metrics
 from rendezvous_async.page.overview import Overview
 from rendezvous_async.page.site import Documents, Site
@@ -66,24 +67,33 @@ async def serve_pages(
         why = str(error.strerror).removeprefix(f"{where}: ")
         raise RendezvousConnectionError(f"cannot serve the status page on {where}: {why}") from None
     overview = Overview(server)
-    site = Site(status_pages(overview), secret, [host])
+    live = Live(overview)
+    site = Site(status_pages(overview, live), secret, [host])
     try:
         site.start(sockets, tls)
         yield f"{'http' if tls is None else 'https'}://{format_address(host, sockets[0].getsockname()[1])}/"
     finally:
         with anyio.CancelScope(shield=True):
             await site.aclose()
+        live.close()
         overview.close()
 
 
-def status_pages(overview: Overview) -> Documents:
+def status_pages(overview: Overview, live: Live | None = None) -> Documents:
     """Return all pages of a server."""
 
-    def health() -> Document:
+    def health(query: Mapping[str, str]) -> Document:
         failure = overview.server.failure
         return Document(b"ok\n") if failure is None else Document(f"failed: {failure}\n".encode(), code=503)
 
-    def status() -> Document:
+    def run(query: Mapping[str, str]) -> Document:
+        run_id = query.get("id", "")
+        overview.look()
+        if overview.summary(run_id) is None:
+            return Document(b"no such run\n", code=404)
+        return Document(msgspec.json.encode(overview.describe(run_id)), "application/json")
+
+    def status(query: Mapping[str, str]) -> Document:
         server = overview.server
         facts = {
             "endpoint": server.endpoint,
@@ -102,14 +112,16 @@ def status_pages(overview: Overview) -> Documents:
             "/page.css": _asset("page.css"),
             "/page.js": _asset("page.js"),
             "/api/status": status,
-            "/metrics": lambda: Document(metrics.text(), CONTENT_TYPE_LATEST),
+            "/api/run": run,
+            "/metrics": lambda query: Document(metrics.text(), CONTENT_TYPE_LATEST),
             "/health": health,
         },
         public=frozenset({"/health"}),
+        live=live,
     )
 
 
-def _asset(name: str) -> Callable[[], Document]:
+def _asset(name: str) -> Callable[[Mapping[str, str]], Document]:
     body = (files("rendezvous_async.page") / "assets" / name).read_bytes()
     document = Document(body, f"{_TYPES[name.rpartition('.')[2]]}; charset=utf-8")
-    return lambda: document
+    return lambda query: document

@@ -21,12 +21,14 @@ import socket
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
+from urllib.parse import parse_qsl
 
 import h11
 import msgspec
 
 from rendezvous_async.backends.tcp.server.door import Caller, Gate
-from rendezvous_async.page.http import Document, Exchange
+from rendezvous_async.page.http import Document, Exchange, Ongoing
+from rendezvous_async.page.live import Live
 
 __all__ = ["Documents", "Site"]
 
@@ -36,7 +38,11 @@ MAX_CONNECTIONS = 64
 MAX_REFUSALS = 16
 """Connections above the limit that are answered with 503; any more are aborted."""
 TIMEOUT = 10.0
-"""Seconds for one connection, from accept to close."""
+"""Seconds for one connection, from accept to close; for a stream, those that it may not read."""
+LIFETIME = 3600.0
+"""Seconds that a stream lasts; browsers then connect again."""
+LIVE_PATH = "/api/live"
+MAX_FIELDS = 8
 _HOST = re.compile(r"(?:\[(?P<address>[^][]*)\]|(?P<name>[^][:]*))(?::[0-9]*)?")
 
 
@@ -44,12 +50,14 @@ class Documents(msgspec.Struct, frozen=True):
     """The documents of a site.
 
     Attributes:
-        by_path: Maps each path to the function that makes its document.
+        by_path: Maps each path to the function that makes its document, from the query.
+        live: What is told at ``LIVE_PATH``; None if nothing is.
         public: The paths that need no secret.
     """
 
-    by_path: Mapping[str, Callable[[], Document]]
+    by_path: Mapping[str, Callable[[Mapping[str, str]], Document]]
     public: frozenset[str] = frozenset()
+    live: Live | None = None
 
 
 class Site:
@@ -83,8 +91,8 @@ class Site:
         if self._gate is not None:
             await self._gate.aclose()
 
-    def answer(self, request: h11.Request) -> Document:
-        """Return the document for a request."""
+    def answer(self, request: h11.Request) -> Document | Ongoing:
+        """Return the document for a request, or the stream."""
         if not request.http_version.startswith(b"1."):
             return Document(b"this server speaks only HTTP/1\n", code=400)
         if request.method not in (b"GET", b"HEAD"):
@@ -97,14 +105,20 @@ class Site:
                 b"or serve with a secret\n",
                 code=400,
             )
-        path = request.target.decode("ascii").partition("?")[0]
+        path, _, query = request.target.decode("ascii").partition("?")
         if path not in self.documents.public and not self._may_see(headers.get(b"authorization", "")):
             return Document(b"this page needs the server's secret, as the password or as a bearer token\n", code=401)
+        if path == LIVE_PATH and self.documents.live is not None:
+            return Ongoing("text/event-stream")
+        try:
+            fields = dict(parse_qsl(query, max_num_fields=MAX_FIELDS))
+        except ValueError:
+            return Document(b"too many fields in the query\n", code=400)
         make = self.documents.by_path.get(path)
         if make is None:
             return Document(b"no such page\n", code=404)
         try:
-            return make()
+            return make(fields)
         except Exception:
             logger.exception("cannot make the page %s", path)
             return Document(b"internal error; see the server's log\n", code=500)
@@ -158,22 +172,67 @@ class _Visit(asyncio.Protocol):
         self._exchange = Exchange(site.answer)
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._patience: asyncio.TimerHandle | None = None
+        self._live: Live | None = None
+        self.is_slow = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are not instances of it
-        self._timer = asyncio.get_running_loop().call_at(self._since + TIMEOUT, self.abort)
+        self._set_timer(self._since + TIMEOUT)
         if not self._site.admit(self) and not self._transport.is_closing():
             self._end(self._exchange.write(Document(b"too many connections\n", code=503)))
 
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None
-        if not self._transport.is_closing():
-            self._end(self._exchange.receive(data))
+        if self._transport.is_closing() or self._exchange.is_streaming:
+            return
+        answer = self._exchange.receive(data)
+        if self._exchange.is_streaming:
+            self._go_live(answer)
+        else:
+            self._end(answer)
+
+    def _go_live(self, head: bytes) -> None:
+        """Begin the stream: from now on the connection lasts as long as it is read, and ``LIFETIME`` at most."""
+        assert self._transport is not None
+        live = self._site.documents.live
+        assert live is not None
+        if not live.enter(self):
+            self._exchange = Exchange(self._site.answer)
+            self._end(self._exchange.write(Document(b"too many readers\n", code=503)))
+            return
+        self._live = live
+        self._transport.write(head)
+        self._set_timer(asyncio.get_running_loop().time() + LIFETIME)
+
+    def push(self, data: bytes) -> None:
+        """Send a piece of the stream."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(self._exchange.piece(data))
+
+    def pause_writing(self) -> None:
+        self.is_slow = True
+        self._patience = asyncio.get_running_loop().call_later(TIMEOUT, self.abort)
+
+    def resume_writing(self) -> None:
+        self.is_slow = False
+        if self._patience is not None:
+            self._patience.cancel()
+        if self._live is not None:
+            self._live.wake(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._site.part(self)
+        if self._live is not None:
+            self._live.leave(self)
+        for timer in (self._timer, self._patience):
+            if timer is not None:
+                timer.cancel()
+
+    def _set_timer(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(at, self.abort)
 
     def abort(self) -> None:
         """Close the connection at once."""

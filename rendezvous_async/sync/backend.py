@@ -15,6 +15,7 @@ from rendezvous_async.aio.signal import Notice
 from rendezvous_async.backends import start_backend
 from rendezvous_async.backends.base import Backend, Condition, Put
 from rendezvous_async.core.state import round_key
+from rendezvous_async.logs import log_fields
 from rendezvous_async.node.store import Store as RoundStore
 from rendezvous_async.settings import Endpoint, check_seconds, parse_endpoint
 from rendezvous_async.sync.interface import RendezvousBackend
@@ -54,7 +55,8 @@ class EndpointRendezvousBackend(RendezvousBackend):
         self.options = options
         self._read_timeout = check_seconds("read_timeout", read_timeout)
         self._held = HeldBackend()
-        self._lease = LoopLease(f"the backend {self.endpoint} of run {run_id!r}", self._held.aclose)
+        owner = f"the backend {self.endpoint} of run {run_id!r}"
+        self._lease = LoopLease(owner, self._held.aclose, log_fields(run_id))
         self._lease.end_with(self)
         try:
             self._lease.call(self._held.open, self.endpoint, run_id, options)

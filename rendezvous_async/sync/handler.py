@@ -28,6 +28,7 @@ from anyio.lowlevel import checkpoint
 from rendezvous_async.backends.base import Backend
 from rendezvous_async.core.state import Head
 from rendezvous_async.errors import RendezvousClosedError, RendezvousError, RendezvousFencedError
+from rendezvous_async.logs import ROUND, log_fields
 from rendezvous_async.node.connect import connect
 from rendezvous_async.node.rendezvous import Rendezvous
 from rendezvous_async.node.world import Glance, World
@@ -130,6 +131,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             raise TypeError(f"a store has get() and set(), unlike {quoted(store)}")
         self.settings = settings
         self.node: str = f"{socket.gethostname()}_{os.getpid()}_{random.Random().getrandbits(32):08x}"
+        self._fields = log_fields(settings.run_id, self.node, 0)
         self._name = backend
         self._carrier = carrier
         self._store = store
@@ -211,11 +213,13 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 self._remember(error.reason, error.by)
                 raise
             round = Round(world, place.address, lease)
-            _log.info("node %s is rank %d of %d in round %d", self.node, round.rank, round.size, round.number)
+            self._fields[ROUND] = round.number
+            text = "node %s is rank %d of %d in round %d"
+            _log.info(text, self.node, round.rank, round.size, round.number, extra=self._fields)
             try:
                 return set_up(round)
             except RoundLostError as error:
-                _log.info("node %s joins again: %s", self.node, error)
+                _log.info("node %s joins again: %s", self.node, error, extra=self._fields)
 
     def is_closed(self) -> bool:
         """Return whether the run is closed. A member uses pushed state; any other node reads the backend.
@@ -270,7 +274,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
             finally:
                 self._leave()
         except RendezvousError as error:
-            _log.warning("node %s could not shut down run %r: %s", self.node, self.settings.run_id, error)
+            text = "node %s could not shut down run %r: %s"
+            _log.warning(text, self.node, self.settings.run_id, error, extra=self._fields)
             return False
         return True
 
@@ -314,7 +319,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
                     self.settings.timeout.close.total_seconds(),
                     self._address,
                 )
-                self._lease = LoopLease(repr(self), self._place.leave)
+                self._lease = LoopLease(repr(self), self._place.leave, self._fields)
                 self._lease.end_with(self)
             self._lease.check_process()
             return self._lease, self._place

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from rendezvous_async.backends.access import TLS_FILES, access_options
+from rendezvous_async.logs import log_fields
 from rendezvous_async.node.addresses import parse_rendezvous_endpoint
 from rendezvous_async.settings import (
     DEFAULT_PORTS,
@@ -205,7 +206,10 @@ def log_unused(params: RendezvousParameters, kind: str) -> None:
     for name in params.config.keys() - _RUN_OPTIONS - _KIND_OPTIONS[kind] - _ALWAYS_THERE:
         if not name.startswith(_LABEL):
             _log.warning(
-                "ignoring the rendezvous option %s: it is unknown or does not apply to %s", name, params.backend
+                "ignoring the rendezvous option %s: it is unknown or does not apply to %s",
+                name,
+                params.backend,
+                extra=log_fields(params.run_id),
             )
 
 

@@ -20,6 +20,7 @@ from rendezvous_async.backends.base import Backend
 from rendezvous_async.backends.tcp import TcpDriver
 from rendezvous_async.core.state import STATE, Head, Member
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
+from rendezvous_async.logs import log_fields
 from rendezvous_async.node.addresses import address_toward, find_local_address, is_elsewhere, is_loopback, known_address
 from rendezvous_async.node.rendezvous import Rendezvous
 from rendezvous_async.node.world import Glance, World
@@ -117,6 +118,7 @@ class Place:
             "If node %s at %s or others cannot reach it at %s, give it an address that they can reach (local_addr=, "
             "or torchrun --local-addr)",
             *(self._run_id, world.node, self.address, self._nat, node, address, self.address),
+            extra=log_fields(self._run_id, world.node, world.round),
         )
         self._nat = None  # Warn only once.
 

@@ -13,7 +13,7 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import wait as wait_for_all
 from contextlib import ExitStack, suppress
@@ -42,11 +42,13 @@ class LoopLease:
     Args:
         owner: The user's name for messages.
         farewell: Awaited on the loop if the process exits before ``release()``.
+        fields: What log records carry in ``extra=``.
     """
 
-    def __init__(self, owner: str, farewell: Farewell) -> None:
+    def __init__(self, owner: str, farewell: Farewell, fields: Mapping[str, object] | None = None) -> None:
         self.farewell = farewell
         self._owner = owner
+        self._fields = fields
         self._pid = os.getpid()
         self._dropped: finalize[[], object] | None = None
         self._portal: BlockingPortal | None = _thread.enter(self)
@@ -119,7 +121,7 @@ class LoopLease:
         try:
             self.call(self.farewell)
         except Exception as error:
-            _log.info("%s was dropped, and its farewell failed: %s", self._owner, error)
+            _log.info("%s was dropped, and its farewell failed: %s", self._owner, error, extra=self._fields)
         finally:
             self.release()
 

@@ -29,6 +29,7 @@ except ModuleNotFoundError as error:
     raise ImportError(f"{error}: pip install 'rendezvous-async[torch]'", name=error.name) from None
 
 from rendezvous_async import errors
+from rendezvous_async.logs import log_fields
 from rendezvous_async.node.addresses import get_free_port
 from rendezvous_async.sync.handler import Round
 from rendezvous_async.sync.options import read_timeout
@@ -86,7 +87,7 @@ class TorchrunHandler(torch_api.RendezvousHandler):
             with self._reporting("next_rendezvous"):
                 return self._handler.next_round(self._set_up)
         except torch_api.RendezvousGracefulExitError as error:
-            _log.info("%s; this spare exits", error)
+            _log.info("%s; this spare exits", error, extra=log_fields(self._run_id, self._node))
             raise SystemExit(0) from error
 
     def is_closed(self) -> bool:
@@ -144,7 +145,9 @@ class TorchrunHandler(torch_api.RendezvousHandler):
             try:
                 store = TCPStore(address, port, None, False, timedelta(seconds=CONNECT_SECONDS), wait_for_workers=False)
             except DistError as error:
-                _log.warning("attempt %d to connect to rank 0 at %s: %s", attempt + 1, where, printable(str(error)))
+                fields = log_fields(self._run_id, self._node, round.number)
+                text = "attempt %d to connect to rank 0 at %s: %s"
+                _log.warning(text, attempt + 1, where, printable(str(error)), extra=fields)
                 problem = error
                 round.check()
             else:

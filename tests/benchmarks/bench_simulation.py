@@ -22,7 +22,7 @@ RUNS = 5
 NODES = 100
 SECONDS = 60
 SEEDS = 40
-SAGAS = 12
+SAGAS = 3
 
 
 async def idle(network: NetworkKind) -> float:

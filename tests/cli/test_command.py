@@ -173,12 +173,13 @@ def test_what_others_wrote_cannot_steer_the_terminal() -> None:
 def test_a_picture_fits_the_terminal_and_says_what_it_leaves_out() -> None:
     nodes = [f"node-{number}" for number in range(100)]
     text = shown(24, *nodes)
-    assert len(text.splitlines()) == 23  # One line is for the cursor.
+    assert text.startswith("run 'job': gathering")
     assert "last news" in text
-    rows = sum(line.startswith("node-") for line in text.splitlines())
-    assert f"... and {100 - rows} more" in text
-    assert "... and" not in shown(24, *nodes[:rows])
-    assert "... and 1 more" in shown(24, *nodes[: rows + 1])
+    assert "100 nodes: node-0 to node-99  member  0-99" in text
+    fitting = next(count for count in range(1, 100) if "nodes: " in shown(24, *nodes[: count + 1]))
+    whole = shown(24, *nodes[:fitting])
+    assert len(whole.splitlines()) == 23  # One line is for the cursor.
+    assert sum(line.startswith("node-") for line in whole.splitlines()) == fitting
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def _page(data: bytes) -> None:
 
 @functools.cache
 def _site() -> Site:
-    shown = {"/": lambda: Document(b"secret page"), "/health": lambda: Document(b"ok")}
+    shown = {"/": lambda query: Document(b"secret page"), "/health": lambda query: Document(b"ok")}
     return Site(Documents(shown, frozenset({"/health"})), "s")
 
 

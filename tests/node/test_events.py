@@ -11,7 +11,7 @@ from rendezvous_async.node.events import MAX_QUEUED, Events
 from rendezvous_async.node.rendezvous import Rendezvous
 from tests.meeting import Meeting, in_virtual_time, now, together, until
 
-STORY = {EventKind.COORDINATING, EventKind.RESIGNED}
+STORY = {EventKind.COORDINATING, EventKind.RESIGNED, EventKind.JOINING, EventKind.JOIN_FAILED}
 """Who coordinates depends on the order of arrival; the tests that do not care leave these out."""
 
 
@@ -73,8 +73,8 @@ async def test_events_are_there_from_the_call_on_not_from_the_first_read() -> No
         (a,) = await meeting.enter_all("a", "1")
         stream = a.events()
         await a.join()
-        kinds = [(await anext(stream)).kind for _ in range(3)]
-        assert sorted(kinds) == ["arrived", "coordinating", "joined"]
+        kinds = [(await anext(stream)).kind for _ in range(4)]
+        assert sorted(kinds) == ["arrived", "coordinating", "joined", "joining"]
 
 
 @in_virtual_time
@@ -143,6 +143,7 @@ async def test_coordinating_and_resigning() -> None:
         await a.leave()
         await anyio.sleep(1)
         assert [event.kind for event in story.events] == [
+            EventKind.JOINING,
             EventKind.ARRIVED,
             EventKind.COORDINATING,
             EventKind.JOINED,

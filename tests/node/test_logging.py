@@ -135,6 +135,74 @@ def test_a_nodes_life_is_told(caplog: pytest.LogCaptureFixture) -> None:
     live()
 
 
+FIELDS = ("rdzv_run", "rdzv_node", "rdzv_round")
+
+
+def fields_of(caplog: pytest.LogCaptureFixture) -> list[tuple[tuple[object, ...], str]]:
+    """Return what each record says of the run, the node and the round, with its message."""
+    records = [record for record in caplog.records if record.name.startswith("rendezvous_async")]
+    return [(tuple(getattr(record, name, None) for name in FIELDS), record.getMessage()) for record in records]
+
+
+def test_every_record_of_a_nodes_life_has_the_fields(caplog: pytest.LogCaptureFixture) -> None:
+    """A join, a loss, a rejoin and a close, with all loggers open."""
+
+    @in_virtual_time
+    async def live() -> None:
+        caplog.clear()
+        async with Meeting() as meeting:
+            line = meeting.line()
+            a, b = await meeting.enter("a", "1:2"), await meeting.enter("b", "1:2", backend=line)
+            worlds = await together(a, b)
+            line.cut()
+            await worlds[0].changed()
+            await a.join()
+            await anyio.sleep(10)
+            line.mend()
+            await together(a, b)
+            await a.close("enough")
+            with pytest.raises(rdzv.RendezvousClosedError):
+                await b.join()
+        told = fields_of(caplog)
+        for (run_id, node, round), text in told:
+            assert run_id == "job", text
+            assert node in ("a", "b"), text
+            assert f"node {'b' if node == 'a' else 'a'}" not in text
+            assert isinstance(round, int), text
+        for fields, text in (
+            (("job", "a", 0), "run 'job': node a is joining"),
+            (("job", "b", 1), f"run 'job': node b: joined round 1: rank {worlds[1].rank} of 2"),
+            (("job", "a", 1), "run 'job': node a: round 1 has lost a member"),
+            (("job", "a", 2), "run 'job': round 2 formed with 1 node"),
+            (("job", "b", 1), "run 'job': node b: this node is out of round 1"),
+            (("job", "b", 3), "run 'job': node b: joined round 3: rank 1 of 2"),
+            (("job", "a", 3), "run 'job': node a: the run is closed"),
+        ):
+            assert (fields, text) in told, "\n".join(map(str, told))
+        assert any("out in" in text for _, text in told)
+
+    caplog.set_level(logging.DEBUG, "rendezvous_async")
+    live()
+
+
+async def test_every_record_of_a_connection_has_the_fields(caplog: pytest.LogCaptureFixture) -> None:
+    """The host and the client of a node say whose they are, too; only the server itself is nobody's."""
+    caplog.set_level(logging.DEBUG, "rendezvous_async")
+    async with rdzv.connect("tcp://127.0.0.1:0", run_id="job", nodes=1, node="a") as rendezvous:
+        await rendezvous.join()
+    told = fields_of(caplog)
+    assert {fields[:2] for fields, _ in told} == {("job", "a")}
+    for start in ("hosting the server at", "connected to"):
+        assert any(text.startswith(start) for _, text in told), told
+
+
+async def test_what_is_of_a_run_alone_has_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(rdzv.RendezvousConnectionError):
+        async with rdzv.open_backend("tcp://127.0.0.1:1", run_id="job", is_host=False, connect_timeout=0.2):
+            raise AssertionError("nobody serves there")
+    assert {fields for fields, _ in fields_of(caplog)} == {("job", None, None)}
+
+
 def test_a_host_that_is_not_a_name_is_refused_when_it_is_given() -> None:
     for host in ("a..b", "x" * 64):
         with pytest.raises(ValueError, match="not a valid name"):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 import rendezvous_async as rdzv
-from rendezvous_async.backends.tcp import Limits, TcpServer, serve
+from rendezvous_async.backends.tcp import Limits, TcpServer, serve, wire
 from rendezvous_async.page.metrics import Metrics
 from rendezvous_async.page.overview import Overview
+from rendezvous_async.telemetry.labels import LONGEST
 from tests.backends.tcp.support import RawClient, eventually
 
 Figures = dict[tuple[str, ...], float]
@@ -93,6 +96,78 @@ async def test_sessions_that_expire_are_counted_apart() -> None:
         figures = read(metrics)
         assert figures["rdzv_sessions_opened_total",] == 2
         assert figures["rdzv_sessions_expired_total",] == 1
+
+
+async def test_sessions_are_counted_by_what_ended_them() -> None:
+    async with serve("127.0.0.1", 0, disconnect_grace=0.05) as server:
+        metrics = of(server)
+        async with rdzv.open_backend(server.endpoint, run_id="job", is_host=False) as backend:
+            await (await backend.open_session(5.0)).aclose()
+            await backend.open_session(0.1)
+            await eventually(lambda: not server.table.sessions)
+            evicted = await backend.open_session(5.0)
+            async with rdzv.open_backend(server.endpoint, run_id="job", is_host=False) as other:
+                await other.end_session(evicted.id)
+        async with RawClient.connect(server.endpoint) as client:
+            await client.greet()
+            client.send(wire.OpenSession(1, 5.0))
+            await client.read()
+        await eventually(lambda: not server.table.sessions)
+        figures = read(metrics)
+        for cause in ("left", "evicted", "silent", "disconnected"):
+            assert figures["rdzv_sessions_ended_total", cause] == 1, cause
+        assert figures["rdzv_sessions_expired_total",] == 2
+
+
+async def test_requests_are_timed_by_kind() -> None:
+    async with serve("127.0.0.1", 0) as server:
+        metrics = of(server)
+        async with rdzv.open_backend(server.endpoint, run_id="job", is_host=False) as backend:
+            for _ in range(3):
+                await backend.get("key")
+            await backend.commit(rdzv.Put("key", b"value"))
+        figures = read(metrics)
+        assert figures["rdzv_request_seconds_count", "get"] == 3
+        assert figures["rdzv_request_seconds_count", "transact"] == 1
+        assert figures["rdzv_request_seconds_count", "open_session"] == 0
+        assert 0 < figures["rdzv_request_seconds_sum", "get"] < 1
+
+
+async def test_formations_are_timed_and_waiting_runs_are_seen() -> None:
+    async with serve("127.0.0.1", 0) as server:
+        metrics = of(server)
+
+        def node(name: str) -> rdzv.Rendezvous:
+            timeouts = rdzv.Timeouts(last_call=0.2, regroup=0.2)
+            options: dict[str, Any] = {"nodes": 2, "timeouts": timeouts, "is_host": False}
+            return rdzv.connect(server.endpoint, run_id="job", node=name, **options)
+
+        async with node("a") as a, anyio.create_task_group() as group:
+            group.start_soon(a.join)
+            await eventually(lambda: read(metrics)["rdzv_runs", "waiting"] == 1)
+            await eventually(lambda: read(metrics)["rdzv_run_waiting_seconds", "job"] >= 0.3)
+            async with node("b") as b:
+                await b.join()
+                await eventually(lambda: read(metrics)["rdzv_runs", "formed"] == 1)
+                figures = read(metrics)
+                assert figures["rdzv_run_waiting_seconds", "job"] == figures["rdzv_runs", "waiting"] == 0
+                assert figures["rdzv_round_formation_seconds_count",] == figures["rdzv_rounds_formed_total",] == 1
+                assert 0.2 <= figures["rdzv_round_formation_seconds_sum",] < 60
+            await eventually(lambda: read(metrics)["rdzv_run_waiting_seconds", "job"] > 0)  # One is lost.
+        await eventually(lambda: read(metrics)["rdzv_runs", "idle"] == 1)
+        assert read(metrics)["rdzv_run_waiting_seconds", "job"] == 0, "nobody is here, so nobody waits"
+
+
+async def test_long_ids_of_runs_are_cut_and_stay_different() -> None:
+    ids = [f"{'x' * 200}{number}" for number in range(3)]
+    async with serve("127.0.0.1", 0) as server:
+        metrics = of(server)
+        for run_id in ids:
+            async with rdzv.connect(server.endpoint, run_id=run_id, nodes=1, is_host=False) as rendezvous:
+                await rendezvous.join()
+        labels = {place[1] for place in read(metrics) if place[0] == "rdzv_run_round"}
+    assert len(labels) == 3
+    assert {len(label) for label in labels} == {LONGEST}
 
 
 async def test_connections_that_find_no_place_are_counted() -> None:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import shutil
 import socket
 from pathlib import Path
 from typing import Any
 
 import anyio
-import pytest
 
 import rendezvous_async as library
 from tests.cli.support import command, endpoints
 
 SERVE = ("serve", "--port", "0")
-CHROMIUM = shutil.which("chromium")
 
 
 async def request(address: str, path: str = "/", *headers: str, method: str = "GET") -> tuple[int, str]:
@@ -62,28 +59,7 @@ async def test_the_status_page() -> None:
             assert evil not in body
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH (apt-get install chromium)")
-async def test_the_status_page_in_a_browser(tmp_path: Path) -> None:
-    """What a person sees: the run, its nodes, why it has not formed; what a node wrote stays text."""
-    evil = "<img src=x onerror=document.title='owned'>"
-    async with command(*SERVE, "--http", "0") as server, anyio.create_task_group() as group:
-        endpoint, page = await endpoints(server)
-        async with library.connect(endpoint, run_id="job", nodes="2", node=evil, is_host="false") as rendezvous:
-            group.start_soon(rendezvous.join)
-            await run_with_change(page, "here now")
-            dom = await seen_in_a_browser(page, tmp_path)
-            group.cancel_scope.cancel()
-    assert "<h2>job</h2>" in dom
-    assert "1 more must join before a round can form" in dom
-    assert "&lt;img src=x" in dom
-    assert "<img" not in dom
-    assert "<title>rdzv: runs</title>" in dom
-    assert "round 0 · 2 nodes · 1 here · 1 waiting" in dom
-    assert ">gathering<" in dom
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH (apt-get install chromium)")
-async def test_sizes_domains_and_scaling_in_a_browser(tmp_path: Path) -> None:
+async def test_sizes_domains_and_scaling_in_the_json() -> None:
     job: dict[str, Any] = {"run_id": "job", "nodes": "4:8:4", "domain": "rack", "is_host": False}
     async with command(*SERVE, "--http", "0") as server, anyio.create_task_group() as group:
         endpoint, page = await endpoints(server)
@@ -97,26 +73,12 @@ async def test_sizes_domains_and_scaling_in_a_browser(tmp_path: Path) -> None:
             await run_with_change(page, "here now: b")
             await a.scale("4:16:4", target=8)
             shown = await run_with_change(page, "scaled from 4:8:4 to 4:16:4, target 8")
-            dom = await seen_in_a_browser(page, tmp_path)
             group.cancel_scope.cancel()
     status = shown["status"]
     assert status["spec"] == {"nodes": "4:16:4", "target": 8, "generation": 1}
     assert (status["fit"]["here"], status["fit"]["usable"], status["fit"]["missing"]) == (2, 0, 3)
     assert (status["unlabelled"], status["held_back"], status["origin"][:5]) == (["b"], 0, "4:8:4")
-    assert "round 0 · 4:16:4 nodes · target 8 · generation 1 · 2 here · 1 waiting · 1 spare" in dom
-    assert ">spare, no label rack<" in dom
-    assert (
-        "usable: 2 here, none usable: 1 node without the label rack; 3 more nodes with the label rack would make 4"
-        in dom
-    )
-
-
-async def seen_in_a_browser(page: str, folder: Path) -> str:
-    assert CHROMIUM is not None
-    arguments = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
-    once = (f"--user-data-dir={folder}", "--virtual-time-budget=3000", "--dump-dom")
-    with anyio.fail_after(60):
-        return (await anyio.run_process([CHROMIUM, *arguments, *once, page])).stdout.decode()
+    assert (shown["state"], shown["labels"]) == ("waiting", {"a": {"rack": "r1"}})
 
 
 async def run_with_change(page: str, what: str) -> dict[str, Any]:

@@ -78,8 +78,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "core/rules.py",
-        "seat.arrival == arrival and seat.attempt == head.attempt and",
-        "seat.arrival == arrival and",
+        "seat.arrival == arrival and seat.attempt == head.attempt",
+        "seat.arrival == arrival",
         "a seat counts before the head names its attempt",
         "tests/core/test_rules.py::test_admit_refuses_a_seat_before_the_head_names_its_attempt",
     ),

@@ -32,6 +32,7 @@ from rendezvous_async.backends.base import Backend
 from rendezvous_async.backends.cas.driver import CasDriver
 from rendezvous_async.backends.cas.value import FencedValue, StateKeeper, StateValue
 from rendezvous_async.backends.outage import Outage
+from rendezvous_async.logs import log_fields
 
 __all__ = ["CasDriver", "FencedValue", "StateKeeper", "StateValue", "over_state"]
 
@@ -44,5 +45,5 @@ def over_state(keeper: StateKeeper, run_id: str, **options: Any) -> Backend:
         run_id: The run whose keys the backend sees.
         **options: Options of ``CasDriver``.
     """
-    outage = Outage(f"run {run_id!r}", keeper.name)
+    outage = Outage(f"run {run_id!r}", keeper.name, fields=log_fields(run_id))
     return Backend(CasDriver(StateValue(keeper), outage=outage, **options), run_id)

@@ -73,6 +73,7 @@ class Replica:
         self._value = value
         self._rng = rng
         self._outage = outage
+        self._log = logging.LoggerAdapter(logger, outage.fields)
         self._limit = limit
         self._timeout = timeout
         self._call_timeout = call_timeout
@@ -190,7 +191,7 @@ class Replica:
             if not self._is_closed:
                 raise
         except Exception as error:
-            logger.exception("the task of the %s backend failed", self._value.name)
+            self._log.exception("the task of the %s backend failed", self._value.name)
             why = RendezvousConnectionError(f"the {self._value.name} backend failed: {error!r}")
         finally:
             self._is_closed = True
@@ -356,12 +357,9 @@ class Replica:
             self._token = None
             return
         data, token = found
-        if data == known.data:
-            self._take_over(known, token, began)
-            return
-        image = Image.decode(data, known)
+        image = known if data == known.data else Image.decode(data, known)
         if image.epoch == known.epoch and image.number < known.number:
-            logger.warning("%s went back from write %d to %d", self._value.name, known.number, image.number)
+            self._log.warning("%s went back from write %d to %d", self._value.name, known.number, image.number)
             self._image, self._token = image.renamed(new_epoch(self._rng), known.number), token
         else:
             self._take_over(image, token, began)
@@ -393,7 +391,7 @@ class Replica:
             if sessions:  # In groups: each session has its own turn.
                 again = min(again, max(observe_at, now + OBSERVE_EVERY * min([ttl for _, ttl in sessions])))
             if over and self._ending not in self._calls:
-                logger.info("%s: ending silent sessions: %s", self._value.name, ", ".join(over))
+                self._log.info("%s: ending silent sessions: %s", self._value.name, ", ".join(over))
                 due = now + END_WITHIN * self._rng.random()
                 self._ending = CasCall(lambda draft: draft.end_silent(over), due)
                 self._calls.append(self._ending)

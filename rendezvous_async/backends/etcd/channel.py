@@ -213,7 +213,8 @@ class ClusterClient:
         before, self.member = self.member, member
         if member is not before:
             before.trouble = trouble
-            logger.info("etcd member %s: %s; switching to %s", before.address, trouble, member.address)
+            text = "etcd member %s: %s; switching to %s"
+            logger.info(text, before.address, trouble, member.address, extra=self.outage.fields)
             for callback in self._moved:
                 callback()
 
@@ -333,6 +334,7 @@ class ClusterClient:
                 self.member.address,
                 status.version,
                 self.endpoint,
+                extra=self.outage.fields,
             )
 
     async def aclose(self) -> None:

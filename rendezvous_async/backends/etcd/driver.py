@@ -124,7 +124,7 @@ class EtcdDriver(Driver):
                 group.cancel_scope.cancel()
         except Exception:
             # A bug. Callers that wait for the streams must not hang.
-            logger.exception("the background task of %r failed", self)
+            logger.exception("the background task of %r failed", self, extra=self._cluster.outage.fields)
             self._cluster.closed = True
         finally:
             self._commits.close()

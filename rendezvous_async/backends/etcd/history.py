@@ -88,7 +88,8 @@ class ClusterHistory:
         self.epoch = f"{self._cluster_id:x}.{value.decode(errors='replace')}"
         self.guard = _compare(key=key, target=rpc.Compare.VALUE, value=value)
         if before not in ("", self.epoch):
-            logger.warning("etcd has a new history: its data was lost, deleted or replaced")
+            text = "etcd has a new history: its data was lost, deleted or replaced"
+            logger.warning(text, extra=self._cluster.outage.fields)
             for callback in self._changed:
                 callback()
 

@@ -74,7 +74,7 @@ class Stream(ABC):
         while True:
             started = clock.now()
             await self._once()
-            logger.debug("%s stream to etcd ended: %s", self.method, self._why)
+            logger.debug("%s stream to etcd ended: %s", self.method, self._why, extra=self._cluster.outage.fields)
             # Back off only from streams that fail at once; a silent one has already taken its time.
             lasted = clock.now() - started >= self._cluster.ask_next_after
             pause = FIRST_PAUSE if lasted else min(2 * pause, LONGEST_PAUSE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections.abc import Mapping
 from typing import NoReturn
 
 import anyio
@@ -40,12 +41,20 @@ class Host:
         options: Whether and how to host.
         tls: The TLS contexts.
         secret: The secret that clients must know.
+        fields: What log records carry in ``extra=``.
 
     Attributes:
         linger: Seconds for which ``aclose`` waits until no session is open.
     """
 
-    def __init__(self, dialer: Dialer, options: TcpOptions, tls: Tls, secret: Secret | None) -> None:
+    def __init__(
+        self,
+        dialer: Dialer,
+        options: TcpOptions,
+        tls: Tls,
+        secret: Secret | None,
+        fields: Mapping[str, object] | None = None,
+    ) -> None:
         self.server: TcpServer | None = None
         self.linger = options.linger
         self._dialer = dialer
@@ -53,6 +62,7 @@ class Host:
         self._must = options.is_host == "true"
         self._tls = tls
         self._secret = secret
+        self._fields = fields
 
     def __repr__(self) -> str:
         return f"<Host {self._dialer} {self.server or 'not hosting'}>"
@@ -135,13 +145,14 @@ class Host:
             limits=self._options.limits,
         )
         dialer.port = sockets[0].getsockname()[1]
-        logger.info("hosting the server at %s", self.server.endpoint)
+        logger.info("hosting the server at %s", self.server.endpoint, extra=self._fields)
         misleading = any(address.is_loopback and address.host != dialer.host for address in addresses)
         if misleading and dialer.host != "localhost":
             logger.warning(
                 "%s means %s here: nodes on other machines cannot reach it; see /etc/hosts, or give an address",
                 dialer.host,
                 " and ".join(address.host for address in addresses),
+                extra=self._fields,
             )
         return None
 

@@ -30,7 +30,7 @@ async def open_tcp(endpoint: Endpoint, options: TcpOptions, outage: Outage) -> T
     tls = Tls.make(options.tls, ca=options.tls_ca, cert=options.tls_cert, key=options.tls_key)
     (host_name, port), *_ = endpoint.hosts
     dialer = Dialer(host_name, port, tls.client)
-    host = None if options.is_host == "false" else Host(dialer, options, tls, secret)
+    host = None if options.is_host == "false" else Host(dialer, options, tls, secret, outage.fields)
     channel = Channel(
         dialer,
         secret=secret,

@@ -258,7 +258,7 @@ class Channel:
                     self._reject(str(error), error.final)
             except Exception as error:
                 if not self.outage.cause:
-                    _log.exception("connecting to %s failed unexpectedly", self.dialer)
+                    _log.exception("connecting to %s failed unexpectedly", self.dialer, extra=self.outage.fields)
                 self.outage.failed(repr(error))
                 self._reject(f"cannot connect to {self.dialer}: {error!r}", final=False)
             else:
@@ -275,7 +275,7 @@ class Channel:
     async def _use(self, link: Link) -> None:
         welcome = link.welcomed.result()
         self.outage.ended()
-        _log.debug("connected to %s (connection %d)", self.dialer, self.connections)
+        _log.debug("connected to %s (connection %d)", self.dialer, self.connections, extra=self.outage.fields)
         self._silence.linked_at = self._loop.time()
         try:
             self._resume(link, welcome.epoch)
@@ -287,7 +287,7 @@ class Channel:
         if self._loop.time() - self._silence.linked_at > _LASTED:
             self._backoff.reset()
         reason = link.why or ConnectionError("the connection was closed")
-        _log.debug("lost the connection to %s: %s", self.dialer, reason)
+        _log.debug("lost the connection to %s: %s", self.dialer, reason, extra=self.outage.fields)
         self.dialer.attempts.add(f"{self.dialer}: {reason}")
         for follower, _ in self._followers:
             follower.interrupt()

@@ -20,6 +20,7 @@ from rendezvous_async.backends.tcp.reading import SharedBufferProtocol
 from rendezvous_async.backends.tcp.server.handshake import Handshake, Proven
 from rendezvous_async.backends.tcp.server.pushes import TOO_LONG
 from rendezvous_async.backends.tcp.server.requests import ANSWERS, Watcher, end_watch, too_long
+from rendezvous_async.backends.tcp.server.turns import SLICE
 from rendezvous_async.backends.tcp.server.unfinished import MAX_UNFINISHED
 from rendezvous_async.backends.values import Entry, Token
 
@@ -303,9 +304,10 @@ class Connection(SharedBufferProtocol):
 
         A peer that used up its slice must queue with its next bytes, so that all such peers share one slice.
         """
-        turns = self.server.turns
+        turns, durations = self.server.turns, self.server.counts.requests
+        began = turns.now()
         if end is None:
-            end = turns.end_of_slice()
+            end = began + SLICE
         late = False
         if not self._out and not self._held:
             self._credit, self._lent = self.server.limits.in_flight, 0
@@ -318,6 +320,7 @@ class Connection(SharedBufferProtocol):
                     wanting = False
                     break
                 self._credit -= 1
+                request = None
                 if self._handshake is not None:
                     self._greet(self._handshake, body)
                 else:
@@ -325,7 +328,11 @@ class Connection(SharedBufferProtocol):
                     ANSWERS[type(request)](self, request)
                 if len(self._out) > _SLOW_READER:
                     self.flush()
-                late = turns.now() >= end
+                now = turns.now()
+                if request is not None:
+                    durations[type(request)].add(now - began)
+                began = now
+                late = now >= end
                 if late:
                     break
         except wire.FrameError as error:

@@ -24,7 +24,7 @@ from rendezvous_async.backends.system import system
 from rendezvous_async.backends.table.frames import LogRecord
 from rendezvous_async.backends.table.log import Log
 from rendezvous_async.backends.table.table import Snapshot
-from rendezvous_async.backends.tcp.server.counts import Durations
+from rendezvous_async.backends.tcp.server.counts import SYNC_BOUNDS, Durations
 from rendezvous_async.backends.tcp.server.turns import Turns
 from rendezvous_async.errors import RendezvousConnectionError
 
@@ -69,7 +69,7 @@ class Journal:
         self._failed = False
         self._no_snapshot_before = 0.0
         self._closed: asyncio.Future[None] | None = None
-        self.sync_times = Durations()
+        self.sync_times = Durations(SYNC_BOUNDS)
         self._began = 0.0
 
     def __repr__(self) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from urllib.parse import unquote
 
 from rendezvous_async.aio import clock
 from rendezvous_async.backends.names import name_size, place_of
@@ -22,6 +23,7 @@ from rendezvous_async.backends.table.table import Table
 from rendezvous_async.backends.table.usage import ANSWER_COST, CLIENT_COST, SESSION_COST, Account, cost_of
 from rendezvous_async.backends.tcp.server.limits import Limits
 from rendezvous_async.backends.values import Put
+from rendezvous_async.logs import log_fields
 
 __all__ = ["Quota"]
 
@@ -92,7 +94,8 @@ class Quota:
             if not _fits(has.keys + growth.keys, has.bytes + growth.bytes, share, growth):
                 return self._log(
                     f"no more room for {_name(owner)}, with {has.keys} keys and {has.bytes} bytes of at most "
-                    f"{share[0]} and {share[1]} (limit run_share={self._limits.run_share:g}). Delete some, or raise it"
+                    f"{share[0]} and {share[1]} (limit run_share={self._limits.run_share:g}). Delete some, or raise it",
+                    "" if owner.startswith("@") or owner.endswith("*") else owner,
                 )
             records = has.keys - has.data_keys + growth.keys, has.bytes - has.data_bytes + growth.bytes
             # The account of all clients with the full secret belongs to no run.
@@ -131,11 +134,12 @@ class Quota:
         self._log(why + whose)
         return why + (whose if owner.removeprefix("@").startswith(scope) else f". Most of it is not {scope}*")
 
-    def _log(self, why: str) -> str:
+    def _log(self, why: str, run: str = "") -> str:
         now = clock.now()
         if now >= self._log_at:
             self._log_at = now + LOG_AGAIN
-            logger.warning("the server at %s refuses a write: %s", self._endpoint, why)
+            fields = log_fields(unquote(run.rpartition("/")[2])) if run else None
+            logger.warning("the server at %s refuses a write: %s", self._endpoint, why, extra=fields)
         return why
 
 

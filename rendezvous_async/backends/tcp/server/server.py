@@ -29,13 +29,14 @@ from rendezvous_async.backends.table.table import CommitId, Table
 from rendezvous_async.backends.tcp import wire
 from rendezvous_async.backends.tcp.auth import Secret
 from rendezvous_async.backends.tcp.server.connection import Connection
-from rendezvous_async.backends.tcp.server.counts import Counts
+from rendezvous_async.backends.tcp.server.counts import Counts, ending_of
 from rendezvous_async.backends.tcp.server.door import Caller, Gate
 from rendezvous_async.backends.tcp.server.floods import LimitedLog
 from rendezvous_async.backends.tcp.server.journal import Journal
 from rendezvous_async.backends.tcp.server.limits import DISCONNECT_GRACE, OTHER_FILES, Limits
 from rendezvous_async.backends.tcp.server.pushes import Pushes
 from rendezvous_async.backends.tcp.server.quota import Quota
+from rendezvous_async.backends.tcp.server.requests import ANSWERS
 from rendezvous_async.backends.tcp.server.turns import Turns
 from rendezvous_async.backends.tcp.server.unfinished import Unfinished
 from rendezvous_async.backends.values import Commit, Condition, Write, owned
@@ -86,7 +87,7 @@ class TcpServer:
         endpoint: str = "",
     ) -> None:
         self.table = Table(system().random_bytes(8).hex()) if log is None else log.table
-        self.counts = Counts()
+        self.counts = Counts(ANSWERS)
         self.turns = Turns()
         self.journal = None if log is None else Journal(log, self._fail)
         self.secret = secret
@@ -320,6 +321,7 @@ class TcpServer:
         if not self.table.end_session(session, cause):
             return
         owner = self._owners.pop(session, None)
+        self.counts.ended[ending_of(cause)] += 1
         if owner is not None:
             owner.sessions.discard(session)
         if self.journal is not None:
@@ -368,7 +370,6 @@ class TcpServer:
             for session in self.table.due(now, 1):
                 if not (stalled and self.table.put_off(session, now + _STALL, 2 * late)):
                     self.end_session(session, self.table.why_due(session))
-                    self.counts.expired += 1
             if self.turns.now() >= end:
                 break
         self.pushes.settle()
