@@ -34,8 +34,8 @@ class AuditedDriver(rdzv.Driver):
     async def keep_alive(self, session: str, deadline: rdzv.Deadline | None = None) -> None:
         await self.inner.keep_alive(session, deadline)
 
-    async def end_session(self, session: str) -> None:
-        await self.inner.end_session(session)
+    async def end_session(self, session: str, cause: str = "") -> None:
+        await self.inner.end_session(session, cause)
 
     def watch(self, names: tuple[str, ...], after: rdzv.Token | None, sink: rdzv.Sink) -> rdzv.Subscription:
         return self.inner.watch(names, after, sink)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     )
     from rendezvous_async.backends.tcp import serve
     from rendezvous_async.core.diagnosis import Status
+    from rendezvous_async.core.history import HistoryRecord
     from rendezvous_async.core.rules import Change
     from rendezvous_async.core.spec import Spec
     from rendezvous_async.core.state import Member
@@ -84,6 +85,7 @@ __all__ = [
     "Event",
     "EventKind",
     "Granted",
+    "HistoryRecord",
     "Listing",
     "Member",
     "Opened",
@@ -121,7 +123,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = (
-    *("errors", "settings", "aio.deadline", "core.state", "core.rules", "core.spec", "core.diagnosis"),
+    *("errors", "settings", "aio.deadline", "core.state", "core.rules", "core.spec", "core.diagnosis", "core.history"),
     *("backends.base", "backends", "node.events", "node.store", "node.world", "node.rendezvous", "node.connect"),
     "backends.tcp",
 )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from contextlib import suppress
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from rendezvous_async.aio import clock
 from rendezvous_async.backends.base import Backend, Condition, Delete, Entry, Put
+from rendezvous_async.core.chronicle import closing, counted_in, scaling
 from rendezvous_async.core.codec import decode, encode
 from rendezvous_async.core.diagnosis import Status, diagnose
 from rendezvous_async.core.features import check_features
+from rendezvous_async.core.history import HISTORY, HistoryRecord, history_key
 from rendezvous_async.core.spec import Spec, let_in, rescaled, spec_of
 from rendezvous_async.core.state import (
     COORDINATOR,
@@ -36,12 +40,15 @@ __all__ = [
     "let_newcomers_in",
     "purge_run",
     "read_head",
+    "read_history",
+    "read_records",
     "read_status",
     "scale_run",
     "status_of",
 ]
 
 R = TypeVar("R", Node, Post, Seat)
+Since: TypeAlias = Callable[[], float | None] | None
 
 
 def read_head(entry: Entry | None) -> Head | None:
@@ -93,7 +100,9 @@ def check_reason(reason: object) -> str:
     return check_encodable("reason", reason)
 
 
-async def close_run(backend: Backend, reason: str, by: str, settings: Settings | None = None) -> Closed:
+async def close_run(
+    backend: Backend, reason: str, by: str, settings: Settings | None = None, since: Since = None
+) -> Closed:
     """Close the run for everyone, finally. Retries until it is closed, and returns who closed it and why.
 
     Args:
@@ -101,6 +110,7 @@ async def close_run(backend: Backend, reason: str, by: str, settings: Settings |
         reason: Shown to the others.
         by: The node or person that closes it.
         settings: The settings of the head that is created if the run has none yet.
+        since: Returns when the last change was seen, by this node's clock, if it was.
 
     Raises:
         ValueError: The reason is no string that can be stored, or too long for a record; nothing was written.
@@ -120,15 +130,20 @@ async def close_run(backend: Backend, reason: str, by: str, settings: Settings |
         if head is None:
             head = Head(settings=settings or Settings(1, 1))
         check_features(head, backend.run_id)
-        put = Put(STATE, encode(msgspec.structs.replace(head, closed=closed)))
-        commit = await backend.commit(put, when=[Condition(STATE, None if entry is None else entry.token)])
+        put = Put(STATE, encode(counted_in(msgspec.structs.replace(head, closed=closed))))
+        record = _put_record(closing(head, closed), since)
+        commit = await backend.commit(put, record, when=[Condition(STATE, None if entry is None else entry.token)])
         if commit.won:
             return closed
         entry = commit.entry(STATE)
 
 
 async def scale_run(
-    backend: Backend, nodes: int | str | tuple[int, int] | list[int] | None = None, target: int | None = None
+    backend: Backend,
+    nodes: int | str | tuple[int, int] | list[int] | None = None,
+    target: int | None = None,
+    by: str = "",
+    since: Since = None,
 ) -> Spec:
     """Change the sizes that worlds of the run may have, or the target, while it runs; return what holds then.
 
@@ -140,6 +155,8 @@ async def scale_run(
         backend: The run's backend.
         nodes: The sizes, as ``connect`` takes them; None keeps them. New sizes drop the old target.
         target: The size that no world exceeds; a world of this size forms at once. 0 removes the target.
+        by: The node or person that scales it, for the history.
+        since: Returns when the last change was seen, by this node's clock, if it was.
 
     Raises:
         ValueError: Neither is given, or no world can have these sizes or that target; nothing was written.
@@ -147,7 +164,11 @@ async def scale_run(
         RendezvousStateError: There is no such run.
         RendezvousVersionError: The run is of a newer version, which alone may write its head.
     """
-    return spec_of(await _rewrite_head(backend, lambda head: rescaled(head, nodes, target)))
+
+    def record_of(head: Head, scaled: Head) -> HistoryRecord:
+        return scaling(head, scaled, by)
+
+    return spec_of(await _rewrite_head(backend, lambda head: rescaled(head, nodes, target), record_of, since))
 
 
 async def let_newcomers_in(backend: Backend) -> int:
@@ -173,7 +194,12 @@ async def let_newcomers_in(backend: Backend) -> int:
     return held_back
 
 
-async def _rewrite_head(backend: Backend, change: Callable[[Head], Head]) -> Head:
+async def _rewrite_head(
+    backend: Backend,
+    change: Callable[[Head], Head],
+    record_of: Callable[[Head, Head], HistoryRecord] | None = None,
+    since: Since = None,
+) -> Head:
     """Change the head of an open run, and return the new one; retry as long as others are faster."""
     entry = await backend.get(STATE)
     while True:
@@ -186,10 +212,32 @@ async def _rewrite_head(backend: Backend, change: Callable[[Head], Head]) -> Hea
         changed = change(head)
         if changed == head:
             return head
-        commit = await backend.commit(Put(STATE, encode(changed)), when=[Condition(STATE, entry.token)])
+        records = []
+        if record_of is not None:
+            records = [_put_record(record_of(head, changed), since)]
+            changed = counted_in(changed)
+        commit = await backend.commit(Put(STATE, encode(changed)), *records, when=[Condition(STATE, entry.token)])
         if commit.won:
             return changed
         entry = commit.entry(STATE)
+
+
+async def read_history(backend: Backend) -> tuple[HistoryRecord, ...]:
+    """Read the history of the backend's run, the oldest change first; empty if nothing was recorded."""
+    return tuple(read_records((await backend.list(HISTORY)).entries))
+
+
+def read_records(entries: Iterable[Entry]) -> Iterator[HistoryRecord]:
+    """Yield the records in these entries, the oldest first; those that cannot be read are passed over."""
+    for entry in sorted(entries, key=lambda entry: entry.token.revision):
+        with suppress(RendezvousStateError):
+            yield decode(HistoryRecord, entry.value, entry.key)
+
+
+def _put_record(record: HistoryRecord, since: Since) -> Put:
+    seen = None if since is None else since()
+    lasted = None if seen is None else round(clock.now() - seen, 3)
+    return Put(history_key(record.n), encode(msgspec.structs.replace(record, at=round(clock.wall(), 3), since=lasted)))
 
 
 async def evict_node(backend: Backend, node: str) -> bool:

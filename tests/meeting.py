@@ -125,8 +125,8 @@ class Slow(MemoryDriver):
     async def open(self, opening: Opening, deadline: Deadline | None = None) -> Granted:
         return await self._slowly(super().open(opening, deadline))
 
-    async def end_session(self, session: str) -> None:
-        await self._slowly(super().end_session(session))
+    async def end_session(self, session: str, cause: str = "") -> None:
+        await self._slowly(super().end_session(session, cause))
 
     async def _slowly(self, call: Coroutine[Any, Any, T]) -> T:
         try:

@@ -84,14 +84,14 @@ async def test_closing_says_who_and_why() -> None:
 async def test_closing_creates_the_state_if_there_is_none() -> None:
     async with Meeting() as meeting:
         await close_run(meeting.backend(), "off", "operator", Settings(2, 3))
-        assert await meeting.head() == Head(settings=Settings(2, 3), closed=Closed("off", "operator"))
+        assert await meeting.head() == Head(settings=Settings(2, 3), closed=Closed("off", "operator"), recorded=1)
 
 
 @in_virtual_time
 async def test_closing_without_settings_creates_the_smallest_run_that_there_is() -> None:
     async with Meeting() as meeting:
         await close_run(meeting.backend(), "off", "operator")
-        assert await meeting.head() == Head(settings=Settings(1, 1), closed=Closed("off", "operator"))
+        assert await meeting.head() == Head(settings=Settings(1, 1), closed=Closed("off", "operator"), recorded=1)
 
 
 @in_virtual_time

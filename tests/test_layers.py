@@ -20,7 +20,7 @@ PACKAGE = "rendezvous_async"
 ROOT = Path(__file__).parents[1] / PACKAGE
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("texts", "logs"),
+    ("texts", "logs", "causes"),
     ("sizes",),
     ("errors", "settings"),
     ("aio",),
@@ -71,7 +71,7 @@ PURE = (
     "core", "backends.table.table", "backends.table.fanout", "backends.table.answers", "backends.observer",
     "backends.cas.image", "backends.tcp.wire",
     "backends.tcp.versions", "errors",
-    "settings", "sizes", "texts", "logs",
+    "settings", "sizes", "texts", "logs", "causes",
 )  # fmt: skip
 """Values and functions only: no I/O, no clock, no logging, no randomness, nothing to wait for."""
 

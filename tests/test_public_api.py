@@ -74,7 +74,7 @@ def test_everything_public_is_documented() -> None:
 @pytest.mark.parametrize(
     ("owner", "names"),
     [
-        (Rendezvous, ["join", "worlds", "leave", "close", "scale", "grow", "status", "events"]),
+        (Rendezvous, ["join", "worlds", "leave", "close", "scale", "grow", "status", "history", "events"]),
         (World, ["members", "gather", "changed", "until_changed"]),
         (Store, ["set", "get", "compare_set", "add", "wait", "delete", "num_keys", "barrier", "gather"]),
         (rdzv.Backend, ["get", "list", "commit", "watch", "open_session", "aclose", "get_state", "set_state"]),

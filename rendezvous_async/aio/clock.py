@@ -1,4 +1,4 @@
-"""Time enters here and nowhere else: two clocks, and timers.
+"""Time enters here and nowhere else: two clocks, the time of day, and timers.
 
 Both clocks are monotonic, never compared with another machine's, and virtual under test. They differ when the machine
 is suspended:
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from contextvars import Context
 
-__all__ = ["Alarm", "check_asyncio", "lease_now", "now"]
+__all__ = ["Alarm", "check_asyncio", "lease_now", "now", "wall"]
 
 _COUNTS_SUSPENSION = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Linux has a separate clock that counts suspensions. On macOS and BSD the monotonic clock does."""
@@ -51,6 +51,15 @@ def lease_now(loop: asyncio.AbstractEventLoop | None = None) -> float:
     """
     virtual = getattr(loop or asyncio.get_running_loop(), "lease_time", None)
     return _awake_and_asleep() - _SLEPT_BEFORE if virtual is None else float(virtual())
+
+
+def wall() -> float:
+    """Return the time of day in seconds since 1970, for people to read: nothing is decided by it.
+
+    Virtual time begins in 1970.
+    """
+    virtual = hasattr(asyncio.get_running_loop(), "lease_time")
+    return lease_now() if virtual else time.time()  # noqa: TID251 - the one place
 
 
 def _awake_and_asleep() -> float:

@@ -46,6 +46,7 @@ from rendezvous_async.backends.values import (
     owned,
 )
 from rendezvous_async.backends.watch import Following, Watch
+from rendezvous_async.causes import Cause
 from rendezvous_async.settings import check_id, check_seconds, encode_segment
 
 __all__ = [
@@ -210,7 +211,7 @@ class Backend:
 
         An unknown or ended session is ignored.
         """
-        await self.driver.end_session(session)
+        await self.driver.end_session(session, Cause.EVICTED)
 
     async def aclose(self) -> None:
         """Close the connection. Pending calls and watches fail with RendezvousConnectionError.

@@ -151,10 +151,10 @@ class Driver(ABC):
         """
 
     @abstractmethod
-    async def end_session(self, session: str) -> None:
+    async def end_session(self, session: str, cause: str = "") -> None:
         """End a session by its id, even one of another process. Its keys are deleted at once.
 
-        An unknown or ended session is ignored.
+        An unknown or ended session is ignored. A store that can gives ``cause`` with the deletion of each key.
         """
 
     @abstractmethod

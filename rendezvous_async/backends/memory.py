@@ -59,7 +59,7 @@ class MemoryServer:
 
     def _expire(self, now: float, _: float) -> None:
         for session in self.table.due(now):
-            self.table.end_session(session)
+            self.table.end_session(session, self.table.why_due(session))
         self.settle()
 
 
@@ -103,8 +103,8 @@ class MemoryDriver(Driver):
         if not (await self.table()).keep_alive(session, clock.now()):
             raise RendezvousSessionError(f"session {session} has ended")
 
-    async def end_session(self, session: str) -> None:
-        (await self.table()).end_session(session)
+    async def end_session(self, session: str, cause: str = "") -> None:
+        (await self.table()).end_session(session, cause)
         self.server.settle()
 
     def watch(self, names: tuple[str, ...], after: Token | None, sink: Sink) -> Subscription:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rendezvous_async.aio import clock
 from rendezvous_async.aio.deadline import Deadline
 from rendezvous_async.aio.signal import Latch
+from rendezvous_async.causes import Cause
 from rendezvous_async.errors import RendezvousSessionError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Session:
         deadline: When the owner must count itself out, by ``clock.lease_now()``: the send time of the last answered
             keep-alive plus three quarters of the TTL.
         lost: Set when the backend has said that the session is over. Silence never sets it; see ``deadline``.
+        why_out: Why the owner is out once the deadline has passed; it may know better than that it was silent.
 
     Args:
         driver: Keeps the session alive and ends it. A driver that notices the end by itself sets ``lost``.
@@ -38,6 +40,7 @@ class Session:
         self.ttl = ttl
         self.deadline: float = sent_at + OUT_AFTER * ttl
         self.lost: Latch = Latch()
+        self.why_out: str = Cause.SILENT
         self._driver = driver
 
     def __repr__(self) -> str:
@@ -59,6 +62,6 @@ class Session:
             raise
         self.deadline = max(self.deadline, sent_at + OUT_AFTER * self.ttl)
 
-    async def aclose(self) -> None:
+    async def aclose(self, cause: str = Cause.LEFT) -> None:
         """End the session; its keys are deleted at once. May be called twice."""
-        await self._driver.end_session(self.id)
+        await self._driver.end_session(self.id, cause)

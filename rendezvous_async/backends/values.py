@@ -44,16 +44,21 @@ class Token(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A key and its value. In a watch, ``value`` None is a deletion, and the token says when."""
+    """A key and its value. In a watch, ``value`` None is a deletion, and the token says when.
+
+    The ``cause`` of a deletion is why the key's session ended, as far as that is known (``rendezvous_async.causes``).
+    That of a put is the cause of the deletion before it, which a watch may have skipped.
+    """
 
     key: str
     value: bytes | None
     token: Token
     session: str | None = None
+    cause: str = ""
 
     def relative_to(self, prefix: str) -> Entry:
         """Return the same entry with ``prefix`` taken off its key."""
-        return Entry(self.key[len(prefix) :], self.value, self.token, self.session)
+        return Entry(self.key[len(prefix) :], self.value, self.token, self.session, self.cause)
 
 
 class Listing(msgspec.Struct, frozen=True, array_like=True):

@@ -20,6 +20,7 @@ COMMANDS = {
     "status": "show the state of a run and why it has not formed",
     "list": "list all runs at an endpoint, those that need attention first",
     "watch": "follow a run live",
+    "history": "tell what happened to a run and why, and where its time went",
     "scale": "change the sizes of a run, or its target, while it runs",
     "close": "close a run permanently for all nodes; --purge removes its keys",
     "evict": "remove a node from a run",

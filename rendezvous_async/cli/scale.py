@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from rendezvous_async.cli.close import author
 from rendezvous_async.cli.endpoints import add_run, known_run, open_run
 from rendezvous_async.cli.exits import Exit, Failure
 from rendezvous_async.cli.parsing import SIZES, Parser, number
@@ -57,7 +58,7 @@ async def _scale(options: Namespace) -> int:
                 raise Failure(Exit.NOT_FOUND, f"{run_id} is only just being founded; try again in a moment")
             scaled = False
             if options.nodes is not None or options.target is not None:
-                now = await scale_run(backend, options.nodes, options.target)
+                now = await scale_run(backend, options.nodes, options.target, author())
                 if now.generation == before.spec.generation:
                     terminal.print(f"{run_id} has the sizes {now} already; nothing was changed")
                 else:

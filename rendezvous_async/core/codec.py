@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from rendezvous_async.core.history import HistoryRecord
 from rendezvous_async.core.state import Head, Node, Post, Seat
 from rendezvous_async.errors import RendezvousStateError, RendezvousVersionError
 
@@ -22,16 +23,16 @@ __all__ = ["FORMAT", "MAX_RECORD", "decode", "encode"]
 
 FORMAT = 1
 MAX_RECORD = 64 * 1024
-_KINDS: dict[type, int] = {Head: ord("H"), Node: ord("N"), Seat: ord("S"), Post: ord("C")}
+_KINDS: dict[type, int] = {Head: ord("H"), Node: ord("N"), Seat: ord("S"), Post: ord("C"), HistoryRecord: ord("R")}
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODERS: dict[type, msgspec.msgpack.Decoder[Any]] = {
     kind: msgspec.msgpack.Decoder(kind, strict=True) for kind in _KINDS
 }
 
-R = TypeVar("R", Head, Node, Seat, Post)
+R = TypeVar("R", Head, Node, Seat, Post, HistoryRecord)
 
 
-def encode(record: Head | Node | Seat | Post) -> bytes:
+def encode(record: Head | Node | Seat | Post | HistoryRecord) -> bytes:
     """Return ``record`` as bytes.
 
     Raises:

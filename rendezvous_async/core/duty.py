@@ -23,19 +23,26 @@ names the attempt.
 that excludes them. With seats goes every attempt under way: a head may be applied long after its author stopped waiting
 for the answer and took office again, and no head may count on seats that are deleted here.
 
+**Recorded.** A step that tells people something new has a record of the history with it (``chronicle``), unless there
+is no room for it in the transaction: no step waits for the history.
+
 The shell (``node.coordinator``) calls ``look`` and ``next``, does what it is told, and reports what came of it. The
 exhaustive model drives the same methods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, StrEnum, auto
 from typing import Literal, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
+from rendezvous_async.core.chronicle import Chronicle, counted_in
 from rendezvous_async.core.codec import decode, encode
+from rendezvous_async.core.history import HistoryRecord, history_key
 from rendezvous_async.core.rules import Form, HandOver, Notes, Rewrite, Wait, step
 from rendezvous_async.core.state import (
     COORDINATOR,
@@ -106,6 +113,7 @@ class Duty:
         settings: This node's; it coordinates only a run that has them.
         post: The stamp of the post that it holds.
         capacity: Of one transaction.
+        node: This node's id, for the history.
 
     Attributes:
         unread: What to read next; None once everything has been read.
@@ -113,6 +121,7 @@ class Duty:
         tally: That head, with what it has read of seats and roster.
         decision: The step under way; None if there is none, or if it only cleans up.
         script: The transactions under way.
+        chronicle: What it knows of the past.
         reason: Why it stands down; empty until then.
     """
 
@@ -120,7 +129,7 @@ class Duty:
     tally: Tally
     _notes_when_done: Notes
 
-    def __init__(self, settings: Settings, post: Stamp, capacity: Capacity) -> None:
+    def __init__(self, settings: Settings, post: Stamp, capacity: Capacity, node: str = "") -> None:
         self.unread: Read | None = Read.HEAD
         self.decision: Rewrite | HandOver | Form | None = None
         self.script: Script = []
@@ -130,6 +139,10 @@ class Duty:
         self._forming: Stamp | None = None
         self._notes = Notes()
         self.reason = ""
+        self.chronicle = Chronicle(node)
+        self._since: float | None = None
+        self._record: HistoryRecord | None = None
+        self._decided_at = 0.0
 
     def __repr__(self) -> str:
         return f"<Duty post={self._post} {self.reason or (self.script[0][0] if self.script else self.unread)}>"
@@ -142,6 +155,7 @@ class Duty:
         """
         if self.script or self.unread in (Read.SEATS, Read.ROSTER):
             return
+        self._since = seen.since
         if seen.post != self._post:
             self.reason = "another node has the post"
         elif seen.head is None or seen.state is None or not seen.head.accepts(self._settings):
@@ -152,12 +166,13 @@ class Duty:
             self.tally.follow(seen.head)
             self.state = seen.state
 
-    def next(self, now: float, attempt: str) -> Todo:
+    def next(self, now: float, attempt: str, wall: float = 0.0) -> Todo:
         """Return what to do next.
 
         Args:
             now: The node's own clock.
             attempt: A fresh id, in case a round forms.
+            wall: The time of day, for people.
         """
         if self.reason:
             return StandDown(self.reason)
@@ -169,9 +184,16 @@ class Duty:
             if isinstance(decision, Wait):
                 self._notes = notes
                 return decision
+            began, ends = math.inf if self._since is None else self._since, self._notes.last_call_ends
+            last_call = ends is not None and ends <= now
+            self._record, self._decided_at = self.chronicle.record_of(self.tally, decision, began, last_call), now
+            if self._record is not None:
+                decision = replace(decision, head=counted_in(decision.head))
             self.decision, self._notes_when_done = decision, notes
             self.script = self._script_of(decision)
         what, writes = self.script[0]
+        if self._record is not None and len(self.script) == 1:
+            writes = self._capacity.with_one_more(writes, self._recording(self._record, now, wall))
         return Transaction(what, writes, self._fence())
 
     def resignation(self) -> Transaction:
@@ -190,8 +212,15 @@ class Duty:
             [key for key, _, _ in rows if node_of(key) not in self.tally.seats], head.round - 1
         )
 
-    def read_roster(self, rows: Iterable[Row]) -> list[RendezvousStateError]:
+    def read_roster(
+        self, rows: Iterable[Row], causes: Mapping[str, str] | None = None, now: float | None = None
+    ) -> list[RendezvousStateError]:
         """Take records that are new, have changed or are gone.
+
+        Args:
+            rows: The records.
+            causes: By key, why some are gone, or were before they came again.
+            now: The node's own clock; None if they may have been there for long.
 
         Returns:
             The errors of records that cannot be read; they count as absent.
@@ -199,15 +228,19 @@ class Duty:
         self.unread = None
         errors = []
         for key, value, revision in rows:
-            node = node_of(key)
+            node, cause = node_of(key), (causes or {}).get(key, "")
             if value is None:
+                self.chronicle.went(self.tally, node, cause)
                 self.tally.remove(node)
                 continue
             try:
-                self.tally.put(node, decode(Node, value, key), revision)
+                record = decode(Node, value, key)
             except RendezvousStateError as error:
                 self.tally.remove(node)
                 errors.append(error)
+            else:
+                self.chronicle.came(self.tally, node, record, now, cause)
+                self.tally.put(node, record, revision)
         return errors
 
     def won(self, stamp: Stamp) -> None:
@@ -219,6 +252,8 @@ class Duty:
             return
         decision, self.decision = self.decision, None
         self.state, self._notes = stamp, self._notes_when_done
+        self.chronicle.written(decision)
+        self._record = None
         match decision:
             case Rewrite(head):
                 self.tally.follow(head)
@@ -239,7 +274,7 @@ class Duty:
             Whether the node may learn from the answer. It must not if the head or the post is gone, or another node has
             the post: it may be out, and its watch says so before it shows what has become of the head.
         """
-        given_up, self.script, self.decision, self._forming = self.decision, [], None, None
+        given_up, self.script, self.decision, self._forming, self._record = self.decision, [], None, None, None
         if state is None or post != self._post:
             self.reason = "the post or the run's state is gone, or another node has the post"
             return False
@@ -254,6 +289,12 @@ class Duty:
         fence: dict[str, Stamp | None] = {STATE: self.state, COORDINATOR: self._post}
         return fence if self._forming is None else fence | {FORMING: self._forming}
 
+    def _recording(self, record: HistoryRecord, now: float, wall: float) -> Save:
+        """Return the write of a record that goes with the last transaction of a step."""
+        since = None if self._since is None else round(now - self._since, 3)
+        record = replace(record, at=round(wall, 3), since=since, forming=round(now - self._decided_at, 3))
+        return Save(history_key(record.n), encode(record))
+
     def _script_of(self, decision: Rewrite | HandOver | Form) -> Script:
         head = Save(STATE, encode(decision.head))
         match decision:
@@ -265,7 +306,7 @@ class Duty:
                 old = self.tally.head.round
                 last = (head, Save(round_key(formed.round), b""), *((Drop(round_key(old)),) if old else ()))
                 seats = [Save(seat_key(node), encode(seat)) for node, seat in given.items()]
-                batches = list(self._capacity.batches(seats, spare=len(last)))
+                batches = list(self._capacity.batches(seats, spare=len(last) + 1))  # The history's.
                 if len(batches) == 1:
                     return [(Purpose.FORM, (*seats, *last))]
                 return [

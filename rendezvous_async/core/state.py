@@ -9,6 +9,7 @@
     forming                 the id of the attempt under way; unwatched
     rounds/<n>              exists while round n is current; its revision is the round's fencing token
     rounds/<n>/...          the round's own key-value store
+    history/<n>             the last changes, for people to read; see ``history.py``
 
 Every record is small, whatever the number of nodes. Readers pass over fields that they do not know, and a new field
 has a default, so versions can be mixed; ``features.py`` says what to do where that is not enough.
@@ -89,6 +90,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         target: The size that no world exceeds; 0 leaves it to the settings.
         let_in: While formed: newcomers of this round are not held back (any more), whatever becomes of their number.
         uncounted: While formed: the run was scaled, and nobody has counted since how many newcomers could be let in.
+        recorded: The number of the last record in the history.
     """
 
     settings: Settings
@@ -108,6 +110,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     target: Count = 0
     let_in: bool = False
     uncounted: bool = False
+    recorded: Count = 0
 
     def __post_init__(self) -> None:
         if self.target:
@@ -179,6 +182,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         address: How other members reach it; free text.
         labels: What it says about itself, for example its rack.
         displaced: The address of a live node with the same id whose place it took.
+        stalled: Seconds for which its event loop stood still before it lost its last session; 0 if it did not.
     """
 
     arrival: Text
@@ -187,6 +191,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     address: Text = ""
     labels: Labels = {}
     displaced: Text = ""
+    stalled: float = 0.0
 
     def is_of_one_life_with(self, other: Node) -> bool:
         """Tell whether one ``Rendezvous`` wrote both records."""

@@ -62,11 +62,13 @@ class Seen(msgspec.Struct, frozen=True):
         head: Stamped; None if there is none.
         state: The stamp of the head's entry.
         post: The stamp of the coordinator's entry; None if the post is vacant.
+        since: When the last change in the history was seen, by this node's clock; None: it came later.
     """
 
     head: Head | None
     state: Stamp | None
     post: Stamp | None
+    since: float | None = None
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -86,6 +88,13 @@ class Capacity(msgspec.Struct, frozen=True):
     def room(self) -> int:
         """How many writes one transaction makes at most."""
         return min(self.writes, MOST_WRITES)
+
+    def with_one_more(self, writes: tuple[Save | Drop, ...], save: Save) -> tuple[Save | Drop, ...]:
+        """Return these writes and ``save``, or without it if there is no room for it."""
+        size = self.prefix + len(save.key) + len(save.value)
+        for write in writes:
+            size += self.prefix + (len(write.key) + len(write.value) if isinstance(write, Save) else len(write.name))
+        return (*writes, save) if len(writes) < self.room and size <= self.bytes * 3 // 4 else writes
 
     def batches(self, saves: Sequence[Save], spare: int) -> Iterator[tuple[Save, ...]]:
         """Cut ``saves`` into batches that fit a transaction together with ``spare`` more writes; at least one batch."""

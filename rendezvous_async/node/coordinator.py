@@ -12,18 +12,20 @@ from contextlib import AsyncExitStack
 
 import anyio
 
+from rendezvous_async.admin import read_records
 from rendezvous_async.aio import clock
 from rendezvous_async.aio.deadline import Deadline, answer_within
-from rendezvous_async.backends.base import Backend, Commit, Entry, Listing, Put, Session, Watch
+from rendezvous_async.backends.base import Backend, Commit, Entry, Listing, Put, Session, Token, Watch
 from rendezvous_async.core.duty import Duty, Purpose, Read, StandDown, campaign
+from rendezvous_async.core.history import HISTORY
 from rendezvous_async.core.rules import Wait
-from rendezvous_async.core.state import COORDINATOR, NODES, SEATS, STATE, Stamp
+from rendezvous_async.core.state import COORDINATOR, NODES, SEATS, STATE, Stamp, node_of
 from rendezvous_async.core.transaction import Capacity, Transaction
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousError
 from rendezvous_async.logs import ROUND
 from rendezvous_async.node.events import EventKind
 from rendezvous_async.node.participant import Participant
-from rendezvous_async.node.translation import conditions_of, rows_of, seen_by, stamp_at, stamp_of, writes_of
+from rendezvous_async.node.translation import causes_of, conditions_of, rows_of, seen_by, stamp_at, stamp_of, writes_of
 from rendezvous_async.node.view import View
 from rendezvous_async.settings import Settings
 from rendezvous_async.texts import counted, printable
@@ -76,7 +78,7 @@ class Coordinator:
         while True:
             post = await self._campaign()
             capacity = Capacity(self._backend.max_writes, self._backend.max_bytes, len(self._backend.prefix))
-            duty = Duty(self._who.settings, post, capacity)
+            duty = Duty(self._who.settings, post, capacity, node)
             self._who.events.emit(EventKind.COORDINATING)
             try:
                 reason = await self._fold(duty)
@@ -130,7 +132,7 @@ class Coordinator:
         async with AsyncExitStack() as stack:
             while True:
                 duty.look(seen_by(self._view))
-                match duty.next(clock.now(), attempt):
+                match duty.next(clock.now(), attempt, clock.wall()):
                     case Transaction() as transaction:
                         await self._carry_out(duty, transaction)
                         attempt = self._who.fresh_id()
@@ -142,7 +144,10 @@ class Coordinator:
                     case Read.ROSTER:
                         roster = await stack.enter_async_context(self._backend.watch(NODES))
                         with answer_within(patience, "read the roster"):
-                            self._tell(duty, await anext(roster))
+                            self._tell(duty, await anext(roster), is_first=True)
+                        if duty.chronicle.is_in_the_dark(duty.tally):
+                            with answer_within(patience, "read what happened before"):
+                                await self._look_back(duty)
                     case Wait(until):
                         await self._wait(duty, roster, until)
                     case StandDown(reason):
@@ -170,8 +175,17 @@ class Coordinator:
             with self._view.changed.calling(scope.cancel):
                 self._tell(duty, await anext(roster))
 
-    def _tell(self, duty: Duty, news: Listing) -> None:
-        for error in duty.read_roster(rows_of(news)):
+    async def _look_back(self, duty: Duty) -> None:
+        """Read why members went before this node took the post: from the history, and what the backend remembers."""
+        told = (await self._backend.list(HISTORY)).entries
+        state = Token(*duty.state)
+        # What has changed since the head was written; the head itself is among it, so there is an answer at once.
+        async with self._backend.watch(STATE, NODES, after=Token(state.epoch, state.revision - 1)) as since:
+            causes = causes_of(await anext(since))
+        duty.chronicle.explain(duty.tally, read_records(told), {node_of(key): cause for key, cause in causes.items()})
+
+    def _tell(self, duty: Duty, news: Listing, is_first: bool = False) -> None:
+        for error in duty.read_roster(rows_of(news), causes_of(news), None if is_first else clock.now()):
             text, why = "run %r: passing over a node: %s", printable(str(error))
             _log.warning(text, self._backend.run_id, why, extra={**self._who.fields, ROUND: duty.tally.head.round})
 

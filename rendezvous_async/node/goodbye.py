@@ -8,6 +8,7 @@ from collections.abc import Callable
 import anyio
 
 from rendezvous_async.backends.base import Session
+from rendezvous_async.causes import Cause
 
 __all__ = ["say_goodbye"]
 
@@ -17,7 +18,12 @@ SAY_SO_AFTER = 0.3
 
 
 async def say_goodbye(
-    session: Session, who: str, seconds: float, trouble: Callable[[], str | None], log: Callable[..., None]
+    session: Session,
+    who: str,
+    seconds: float,
+    trouble: Callable[[], str | None],
+    log: Callable[..., None],
+    cause: str = Cause.LEFT,
 ) -> bool:
     """End a session; False if the backend could not be told. It never raises.
 
@@ -27,6 +33,7 @@ async def say_goodbye(
         seconds: How long to wait, ``GOODBYE`` at most.
         trouble: Returns why the backend cannot be reached, if that is known.
         log: Logs a message with its arguments.
+        cause: Why, for the others to know.
     """
     seconds = min(seconds, GOODBYE)
 
@@ -38,7 +45,7 @@ async def say_goodbye(
     why = ""
     try:
         with anyio.move_on_after(seconds):
-            await session.aclose()
+            await session.aclose(cause)
             return True
     except Exception as error:  # Leaving must not fail, whatever the error.
         why = f": {error}"

@@ -11,6 +11,7 @@ import logging
 from rendezvous_async.aio import clock
 from rendezvous_async.aio.deadline import Deadline
 from rendezvous_async.backends.base import Session
+from rendezvous_async.causes import Cause
 from rendezvous_async.errors import RendezvousConnectionError, RendezvousSessionError
 from rendezvous_async.node.events import EventKind
 from rendezvous_async.node.participant import Participant
@@ -25,10 +26,12 @@ class KeepAlive:
 
     Attributes:
         unanswered: Why the last keep-alive got no answer; None if it got one.
+        stalled: Seconds for which the event loop has stood still since the last answer.
     """
 
     def __init__(self, session: Session, who: Participant) -> None:
         self.unanswered: str | None = None
+        self.stalled = 0.0
         self._session = session
         self._who = who
         self._due = clock.lease_now() + who.interval
@@ -42,6 +45,11 @@ class KeepAlive:
     def is_out(self) -> bool:
         """Whether this node is out by its own clock."""
         return clock.lease_now() >= self._session.deadline
+
+    @property
+    def why_out(self) -> str:
+        """Why this node is out by its own clock; empty if it is not."""
+        return self._session.why_out if self.is_out else ""
 
     def out_error(self) -> RendezvousSessionError:
         """Return what to raise when this node is out by its own clock."""
@@ -67,7 +75,7 @@ class KeepAlive:
             try:
                 seconds = min(self._who.timeouts.heartbeat, interval, session.deadline - now)
                 await session.keep_alive(Deadline.after(seconds, "keep-alive"))
-                self.unanswered = None
+                self.unanswered, self.stalled, session.why_out = None, 0.0, Cause.SILENT
             except RendezvousConnectionError as error:
                 self.unanswered = str(error)
                 left = max(0.0, session.deadline - clock.lease_now())
@@ -80,6 +88,8 @@ class KeepAlive:
         late = clock.lease_now() - self._due
         if late > self._who.interval:
             self._due += late
+            self.stalled = late
+            self._session.why_out = Cause.STALLED
             _log.warning(
                 "node %s: the event loop stalled for %.1f s: something blocks it, or this machine was suspended",
                 self._who.node,

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from rendezvous_async.aio import clock
 from rendezvous_async.aio.deadline import Deadline
 from rendezvous_async.backends.base import OWN, Backend, Opening, Session, news_of
+from rendezvous_async.causes import Cause
 from rendezvous_async.core.agreement import AGREE_WITHIN
 from rendezvous_async.core.arrival import Here, Presence, ReadOthers, arrival, next_step, ousting, tally_others
 from rendezvous_async.core.rules import Wait
@@ -80,6 +81,7 @@ class Membership:
         self._start = start
         self._presence = presence
         self._agreement: Deadline | None = None
+        self._cause = ""
         self._announced = ""
         self._said_goodbye_at = -math.inf
         self._coordinator: Coordinator | None = None
@@ -111,7 +113,7 @@ class Membership:
         """
         step = who.step(deadline, "open a session")
         founds = who.rng.random() * who.settings.min_nodes < FOUNDERS
-        view = View(who.node, backend.run_id)
+        view = View(who.node, backend.run_id, clock.now())
         presence = Presence(
             run_id=backend.run_id,
             node=who.node,
@@ -142,6 +144,11 @@ class Membership:
         return self.error is not None or self._keep_alive.is_out
 
     @property
+    def stalled(self) -> float:
+        """Seconds for which the event loop stood still before this was over; 0 if that is not why it is."""
+        return 0.0 if self.error is None else self._keep_alive.stalled
+
+    @property
     def was_here(self) -> bool:
         """Whether this node has had a record, in this session or an earlier one."""
         return self._presence.was_here
@@ -163,10 +170,11 @@ class Membership:
         if self.error is None:
             self._stop(error)
 
-    def _stop(self, error: RendezvousError) -> None:
+    def _stop(self, error: RendezvousError, cause: str = "") -> None:
         # The news that ends this may be read before the late keep-alive gets its turn.
         self._keep_alive.report_stall()
         self.error = error
+        self._cause = self._keep_alive.why_out or cause
         self._first.cancel()
         for scope in self._scopes:
             scope.cancel()
@@ -253,7 +261,7 @@ class Membership:
         self.abandon()
         who = f"node {self._who.node}: leaving run {self._backend.run_id!r}"
         say = partial(_log.log, level, extra=self._who.fields)
-        told = await say_goodbye(self.session, who, self._who.timeouts.close, self._trouble, say)
+        told = await say_goodbye(self.session, who, self._who.timeouts.close, self._trouble, say, self._cause)
         self._said_goodbye_at = clock.now()
         return told
 
@@ -267,7 +275,7 @@ class Membership:
     def abandon(self) -> None:
         """Stop all tasks and the watch without a goodbye: what this node wrote expires, or goes with its client."""
         if self.error is None:
-            self._stop(RendezvousSessionError(f"node {self._who.node} has left"))
+            self._stop(RendezvousSessionError(f"node {self._who.node} has left"), Cause.LEFT)
 
     # The tasks
 

@@ -15,13 +15,14 @@ from types import TracebackType
 
 import anyio
 
-from rendezvous_async.admin import check_reason, close_run, evict_node, let_newcomers_in, read_status, scale_run
+from rendezvous_async import admin
 from rendezvous_async.aio import clock
 from rendezvous_async.aio.deadline import Deadline, answer_within
 from rendezvous_async.backends.base import Backend
 from rendezvous_async.backends.options import BackendOptions
 from rendezvous_async.backends.outage import Outage
 from rendezvous_async.core.diagnosis import Status
+from rendezvous_async.core.history import HistoryRecord
 from rendezvous_async.core.rules import Change, Joined, Mismatch, Pending, Shut, admit
 from rendezvous_async.core.spec import Spec
 from rendezvous_async.core.state import LIFE_LENGTH, STATE, Last, Node
@@ -177,12 +178,12 @@ class Rendezvous:
             ValueError: The reason is no string that can be stored.
             RendezvousConnectionError: The backend did not answer within ``timeouts.close``.
         """
-        check_reason(reason)
+        admin.check_reason(reason)
         supervisor = await self._entered()
         self._who.events.emit(EventKind.CLOSING, detail=reason)
         with answer_within(self._who.timeouts.close, f"close run {self.run_id!r}", supervisor.trouble):
             backend = await supervisor.open_backend()
-            await close_run(backend, reason, self.node, self.settings)
+            await admin.close_run(backend, reason, self.node, self.settings, supervisor.last_change)
             state = await backend.get(STATE)
         if state is not None and supervisor.membership is not None:
             # This node must not see its world go on until the push comes.
@@ -210,7 +211,8 @@ class Rendezvous:
         """
         supervisor = await self._entered()
         with answer_within(self._who.timeouts.close, f"scale run {self.run_id!r}", supervisor.trouble):
-            return await scale_run(await supervisor.open_backend(), nodes, target)
+            backend = await supervisor.open_backend()
+            return await admin.scale_run(backend, nodes, target, self.node, supervisor.last_change)
 
     async def grow(self) -> int:
         """Let in newcomers that are held back (``Timeouts.grow``), at a checkpoint for example; a no-op without any.
@@ -228,19 +230,25 @@ class Rendezvous:
         """
         supervisor = await self._entered()
         with answer_within(self._who.timeouts.close, f"grow run {self.run_id!r}", supervisor.trouble):
-            return await let_newcomers_in(await supervisor.open_backend())
+            return await admin.let_newcomers_in(await supervisor.open_backend())
 
     async def evict(self, node: str) -> bool:
         """Remove another node; it learns that it is out, and may join again. False if it is not here."""
         supervisor = await self._entered()
         with answer_within(self._who.timeouts.close, f"evict node {quoted(node)}", supervisor.trouble):
-            return await evict_node(await supervisor.open_backend(), node)
+            return await admin.evict_node(await supervisor.open_backend(), node)
 
     async def status(self) -> Status:
         """Read the status of the run; its ``str()`` explains itself."""
         supervisor = await self._entered()
         with answer_within(self._who.timeouts.close, f"read the status of run {self.run_id!r}", supervisor.trouble):
-            return await read_status(await supervisor.open_backend())
+            return await admin.read_status(await supervisor.open_backend())
+
+    async def history(self) -> tuple[HistoryRecord, ...]:
+        """Read what happened to the run, the oldest change first: the last 512 changes, also once it is closed."""
+        supervisor = await self._entered()
+        with answer_within(self._who.timeouts.close, f"read the history of run {self.run_id!r}", supervisor.trouble):
+            return await admin.read_history(await supervisor.open_backend())
 
     def events(self) -> AsyncIterator[Event]:
         """Return what happens to this node from now on, until the rendezvous is left."""
@@ -335,6 +343,7 @@ class Rendezvous:
             last=last,
             address=identity.address,
             labels=identity.labels,
+            stalled=0.0 if self._supervisor is None else round(self._supervisor.stalled, 3),
         )
 
     async def _timed_out(self, supervisor: Supervisor, troubles: Iterable[str]) -> RendezvousTimeoutError:
@@ -346,7 +355,7 @@ class Rendezvous:
         if supervisor.backend is not None:
             try:
                 with answer_within(self._who.timeouts.heartbeat, "read the status", supervisor.trouble):
-                    status = await read_status(supervisor.backend)
+                    status = await admin.read_status(supervisor.backend)
             except RendezvousError as error:
                 troubles = (*troubles, str(error))
         return RendezvousTimeoutError("\n  ".join([message, *troubles]), status)

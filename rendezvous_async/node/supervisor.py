@@ -63,6 +63,7 @@ class Supervisor:
         self._options = options
         self._outage = outage
         self._was_here = False
+        self._stalled = 0.0
         self._unended: list[Membership] = []
         self._is_over = False
         self._pending: list[anyio.Event] = []
@@ -169,6 +170,15 @@ class Supervisor:
         """Return why the backend cannot be reached now, if that is known."""
         return None if self.backend is None else self.backend.trouble
 
+    @property
+    def stalled(self) -> float:
+        """Seconds for which the event loop stood still before the last session was lost; 0 if it did not."""
+        return self._stalled if self.membership is None else self.membership.stalled
+
+    def last_change(self) -> float | None:
+        """Return when the last change in the history was seen, by this node's clock; None if it was not."""
+        return None if self.membership is None or self.membership.is_out else self.membership.view.since
+
     async def open_backend(self) -> Backend:
         """Return the backend; open it if this is the first time.
 
@@ -220,6 +230,7 @@ class Supervisor:
         """End the membership, if there is one, and any that could not be ended before; ``level`` is for the log."""
         if self.membership is not None:
             self._was_here = self._was_here or self.membership.was_here
+            self._stalled = self.membership.stalled
             self._unended.append(self.membership)
             self.membership = None
         for membership in tuple(self._unended):

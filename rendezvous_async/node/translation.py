@@ -8,7 +8,7 @@ from rendezvous_async.core.state import COORDINATOR, STATE, Stamp
 from rendezvous_async.core.transaction import Row, Save, Seen, Transaction
 from rendezvous_async.node.view import View
 
-__all__ = ["conditions_of", "rows_of", "seen_by", "stamp_at", "stamp_of", "standing_by", "writes_of"]
+__all__ = ["causes_of", "conditions_of", "rows_of", "seen_by", "stamp_at", "stamp_of", "standing_by", "writes_of"]
 
 
 def writes_of(transaction: Transaction, session: str) -> list[Write]:
@@ -41,9 +41,14 @@ def rows_of(listing: Listing) -> list[Row]:
     return [(entry.key, entry.value, entry.token.revision) for entry in listing.entries]
 
 
+def causes_of(listing: Listing) -> dict[str, str]:
+    """Return why entries are gone, or were before they came again, by key, for those of which it is known."""
+    return {entry.key: entry.cause for entry in listing.entries if entry.cause}
+
+
 def seen_by(view: View) -> Seen:
     """Return what a node sees of head and post."""
-    return Seen(view.head, stamp_at(view.entry(STATE)), stamp_at(view.entry(COORDINATOR)))
+    return Seen(view.head, stamp_at(view.entry(STATE)), stamp_at(view.entry(COORDINATOR)), view.since)
 
 
 def standing_by(view: View) -> Standing | None:

@@ -6,6 +6,7 @@ answers to commits (``Following.learn``). To wait for a change, use the view's `
 
 from __future__ import annotations
 
+from rendezvous_async.aio import clock
 from rendezvous_async.aio.signal import Notice
 from rendezvous_async.backends.base import Entry, Following, Listing, Token
 from rendezvous_async.core.codec import decode
@@ -27,15 +28,18 @@ class View:
         record: The entry at the node's key, not decoded. Another node with the same id may have put it.
         error: Why there will be no more news: the watch has failed, an entry is damaged, or the head requires a feature
             that this version does not know. No node joins, campaigns or writes the head on such a view.
+        since: When the head got the last record of the history that it counts, by this node's clock; None if it had it
+            when this node came. Before the first record: when this node came, ``born``.
     """
 
     following: Following
 
-    def __init__(self, node: str, run_id: str) -> None:
+    def __init__(self, node: str, run_id: str, born: float | None = None) -> None:
         self.names: tuple[str, ...] = (STATE, COORDINATOR, node_key(node), seat_key(node))
         self.changed: Notice = Notice()
         self.error: Exception | None = None
         self.loaded: bool = False
+        self.since: float | None = born
         self.head: Head | None = None
         self.seat: Seat | None = None
         self.record: Entry | None = None
@@ -75,6 +79,8 @@ class View:
             head = None if value is None else decode(Head, value, key).stamped(stamp)
             if head is not None:
                 check_features(head, self._run_id)
+                if head.recorded != (0 if self.head is None else self.head.recorded):
+                    self.since = clock.now() if self.loaded else None
             self.head = head
         elif key == COORDINATOR:
             self.coordinator = None if value is None else decode(Post, value, key).node

@@ -63,10 +63,7 @@ __all__ = ["Cluster", "NetworkKind", "NotSettledError"]
 
 
 class Cluster:
-    """Some nodes, their server, and the history so far.
-
-    Attributes:
-        server: The kind of server.
+    """Some nodes, their server (``server`` says of which kind), and the history so far.
 
     Args:
         nodes: The number of nodes; they are numbered from 0.

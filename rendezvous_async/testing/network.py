@@ -236,8 +236,8 @@ class SimulatedDriver(Driver):
         if not await self._call(lambda table: table.keep_alive(session, clock.now())):
             raise RendezvousSessionError(f"session {session} has ended")
 
-    async def end_session(self, session: str) -> None:
-        await self._call(lambda table: table.end_session(session))
+    async def end_session(self, session: str, cause: str = "") -> None:
+        await self._call(lambda table: table.end_session(session, cause))
 
     def watch(self, names: tuple[str, ...], after: Token | None, sink: Sink) -> Subscription:
         subscription = SimulatedSubscription(self, names, after, sink)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rendezvous_async.admin import read_head
+from rendezvous_async.admin import read_head, read_records
 from rendezvous_async.backends.base import Entry, Token
 from rendezvous_async.core.codec import decode
+from rendezvous_async.core.history import HISTORY, HistoryRecord
 from rendezvous_async.core.shape import Shape
 from rendezvous_async.core.spec import spec_of
 from rendezvous_async.core.state import NODES, SEATS, STATE, Head, Node, Seat, node_of
@@ -44,6 +45,11 @@ class Witness:
     def roster(self) -> list[str]:
         """The nodes that have a record, sorted."""
         return sorted(node_of(key) for key in self.entries if key.startswith(NODES))
+
+    @property
+    def records(self) -> list[HistoryRecord]:
+        """What the run's own history says, the oldest change first."""
+        return list(read_records(entry for key, entry in self.entries.items() if key.startswith(HISTORY)))
 
     def forget(self) -> None:
         """Drop all entries: the backend has lost its data."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from datetime import UTC, datetime
 
 import anyio
 import pytest
@@ -193,3 +194,16 @@ def test_an_alarm_rings_in_the_context_that_it_was_given() -> None:
         assert sorted(seen) == ["the alarm's", "the setter's"]
 
     run(play)
+
+
+async def test_the_time_of_day_is_that_of_this_machine() -> None:
+    before = datetime.now(tz=UTC).timestamp()  # noqa: TID251 - what it is compared with
+    assert before <= clock.wall() <= before + 60
+
+
+def test_in_virtual_time_the_time_of_day_begins_in_1970() -> None:
+    async def main() -> float:
+        await anyio.sleep(100)
+        return clock.wall()
+
+    assert run(main) == pytest.approx(100, abs=1)

@@ -145,7 +145,7 @@ class Recorder(Driver):
     async def keep_alive(self, session: str, deadline: Deadline | None = None) -> None:
         raise NotImplementedError
 
-    async def end_session(self, session: str) -> None:
+    async def end_session(self, session: str, cause: str = "") -> None:
         raise NotImplementedError
 
     def watch(self, names: tuple[str, ...], after: Token | None, sink: Sink) -> Subscription:

@@ -89,7 +89,7 @@ def test_whether_a_commit_is_under_a_session_that_is_open(writes: tuple[Put | De
 
 VALUES = [
     (TOKEN, ["epoch", 5]),
-    (entry("a"), ["a", b"v", ["epoch", 5], None]),
+    (entry("a"), ["a", b"v", ["epoch", 5], None, ""]),
     (Listing((), TOKEN), [[], ["epoch", 5], True]),
     (Commit(True, TOKEN), [True, ["epoch", 5], []]),
     (Condition("a", None), ["a", None]),

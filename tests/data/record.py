@@ -22,7 +22,17 @@ import msgspec
 
 from rendezvous_async.backends.tcp import wire
 from rendezvous_async.core.codec import encode
-from tests.data.samples import ANSWERS, CORE_RECORDS, GREETINGS, IMAGES, REQUESTS, TEXTS, write_directory, write_log
+from tests.data.samples import (
+    ANSWERS,
+    CORE_RECORDS,
+    GREETINGS,
+    IMAGES,
+    LOG_RECORDS,
+    REQUESTS,
+    TEXTS,
+    write_directory,
+    write_log,
+)
 
 PLACE = Path(__file__).parent
 
@@ -36,6 +46,7 @@ class Recorded(msgspec.Struct, frozen=True):
     answers: dict[str, str]
     texts: dict[str, str]
     images: dict[str, str] = {}
+    log_records: dict[str, str] = {}
 
 
 def present() -> Recorded:
@@ -47,6 +58,7 @@ def present() -> Recorded:
         {name: wire.frame(message).hex() for name, message in ANSWERS.items()},
         {name: make() for name, make in TEXTS.items()},
         {name: make().data.hex() for name, make in IMAGES.items()},
+        {name: msgspec.msgpack.encode([record]).hex() for name, record in LOG_RECORDS.items()},
     )
 
 

@@ -20,6 +20,8 @@ from rendezvous_async.backends.table.log import Log
 from rendezvous_async.backends.table.table import CommitId, Table
 from rendezvous_async.backends.tcp import restrict, wire
 from rendezvous_async.backends.tcp.auth import Secret, prove
+from rendezvous_async.causes import Cause
+from rendezvous_async.core.history import HistoryRecord, Kind, Roll, Who, history_key
 from rendezvous_async.core.state import (
     COORDINATOR,
     FORMING,
@@ -39,7 +41,7 @@ from rendezvous_async.core.state import (
 from rendezvous_async.settings import Settings, settings_for
 from rendezvous_async.sizes import parse_sizes
 
-CoreRecord: TypeAlias = Head | Node | Seat | Post
+CoreRecord: TypeAlias = Head | Node | Seat | Post | HistoryRecord
 
 _SETTINGS = Settings(2, 4, "label:rack", 20.5, 2.5)
 _SHAPED = settings_for(parse_sizes("4,8,24"), "sticky", 20.5, 2.5, "nvlink", 4, 5.0)
@@ -80,6 +82,7 @@ CORE_RECORDS: Mapping[str, CoreRecord] = {
         origin=Settings(4, 8).fingerprint,
         generation=2,
         target=8,
+        recorded=513,
     ),
     "node": Node(arrival="0a1b2c3d-1", fingerprint=_SETTINGS.fingerprint),
     "node of a survivor": Node(
@@ -90,11 +93,29 @@ CORE_RECORDS: Mapping[str, CoreRecord] = {
         labels={"rack": "r1", "zone": "é"},
         displaced="10.1.2.4",
     ),
+    "node that had stalled": Node(arrival="0a1b2c3d-3", fingerprint=_SETTINGS.fingerprint, stalled=7.5),
     "seat": Seat(round=3, attempt="attempt", arrival="0a1b2c3d-1", rank=0),
     "seat with labels": Seat(
         round=2**53, attempt="attempt", arrival="0a1b2c3d-2", rank=1, address="10.1.2.3", labels={"rack": "r1"}
     ),
     "post": Post("head_1_0a1b2c3d"),
+    "history": HistoryRecord(n=1, kind=Kind.CLOSED),
+    "history of a round": HistoryRecord(
+        n=513,
+        kind=Kind.FORMED,
+        at=1.5,
+        since=2.5,
+        round=3,
+        size=4,
+        by="head_1_0a1b2c3d",
+        new=Roll((Who("a", "10.1.2.3"),), 1),
+        gone=Roll((Who("b", "10.1.2.4", Cause.SILENT),), 2),
+        back=Roll((Who("c"),), 1),
+        awaited=Roll((Who("a", "10.1.2.3", after=2.25),), 1),
+        forming=0.125,
+        last_call=True,
+        detail="é",
+    ),
 }
 
 GREETINGS: Mapping[str, wire.Hello | wire.Proof] = {
@@ -113,6 +134,7 @@ REQUESTS: Mapping[str, wire.Request] = {
     "open session and arrive": wire.OpenSession(7, 5.0, _WRITES, _WHEN, _NAMES),
     "keep alive": wire.Renew(8, "epoch.1"),
     "end session": wire.EndSession(9, "epoch.1"),
+    "evict": wire.EndSession(12, "epoch.1", Cause.EVICTED),
     "ping": wire.Ping(10),
     "goodbye": wire.Goodbye(),
     "resume": wire.Resume(11, "epoch.1"),
@@ -129,6 +151,9 @@ ANSWERS: Mapping[str, wire.FromServer] = {
     "lost": wire.Transacted(3, Commit(False, _TOKEN, (_ENTRY,))),
     "nothing changed": wire.Changed(4, None),
     "changed": wire.Changed(4, _LISTING),
+    "changed for a cause": wire.Changed(
+        4, Listing((Entry("rendezvous_async/job/gone", None, _TOKEN, None, Cause.CUT),), _TOKEN)
+    ),
     "opened": wire.SessionOpened(6, "epoch.1", 5.0),
     "opened and arrived": wire.SessionOpened(7, "epoch.1", 5.0, Commit(True, _TOKEN), _LISTING),
     "done": wire.Done(10),
@@ -149,6 +174,8 @@ LOG_REST: tuple[frames.LogRecord, ...] = (
     frames.Raised(99),
 )
 """These follow it, as frames."""
+LOG_RECORDS: Mapping[str, frames.LogRecord] = {"end for a cause": frames.Ended("epoch.1", Cause.CUT)}
+"""These were added since."""
 
 
 def logged(*records: frames.LogRecord) -> Table:
@@ -202,6 +229,7 @@ def _proof(role: str) -> str:
 
 TEXTS: Mapping[str, Callable[[], str]] = {
     "keys": lambda: " ".join((STATE, COORDINATOR, FORMING, node_key("a/1"), seat_key(".."), round_key(7))),
+    "key of the history": lambda: history_key(513),
     "fingerprint": lambda: Settings(2, 4).fingerprint,
     "fingerprint with labels": lambda: _SETTINGS.fingerprint,
     "fingerprint of a shape": lambda: _SHAPED.fingerprint,

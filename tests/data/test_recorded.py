@@ -18,6 +18,7 @@ from rendezvous_async.backends.table import frames
 from rendezvous_async.backends.table.log import Log
 from rendezvous_async.backends.tcp import wire
 from rendezvous_async.core.codec import decode
+from rendezvous_async.core.history import HistoryRecord
 from rendezvous_async.core.state import Head, Node, Post, Seat
 from tests.data import record
 from tests.data.record import Recorded, directories, main, present, recorded, same, write
@@ -27,6 +28,7 @@ from tests.data.samples import (
     FILE_TTL,
     GREETINGS,
     IMAGES,
+    LOG_RECORDS,
     LOG_REST,
     LOG_START,
     REQUESTS,
@@ -93,6 +95,12 @@ def test_images_are_read_as_they_were_meant(version: Path) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
+def test_later_records_of_a_log_are_read_as_they_were_meant(version: Path) -> None:
+    for name, data in recorded(version).log_records.items():
+        assert frames.read_records(memoryview(bytes.fromhex(data))) == [LOG_RECORDS[name]], name
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
 def test_a_log_is_read_and_written_on(version: Path, tmp_path: Path) -> None:
     path = tmp_path / "log"
     shutil.copyfile(version / "log", path)
@@ -152,10 +160,10 @@ def structs_in(values: Iterable[object]) -> Iterable[msgspec.Struct]:
 
 def test_every_kind_and_every_field_is_recorded() -> None:
     """A field counts as recorded where it is not its default: with it, the recorded bytes may not have it at all."""
-    log = structs_in((*LOG_START, *LOG_REST))
+    log = structs_in((*LOG_START, *LOG_REST, *LOG_RECORDS.values()))
     samples = [*structs_in([*CORE_RECORDS.values(), *GREETINGS.values(), *REQUESTS.values(), *ANSWERS.values()]), *log]
     kinds = {type(sample) for sample in samples}
-    assert kinds >= {Head, Node, Seat, Post, *get_args(wire.AnyMessage), *get_args(frames.LogRecord)} - {
+    assert kinds >= {Head, Node, Seat, Post, HistoryRecord, *get_args(wire.AnyMessage), *get_args(frames.LogRecord)} - {
         wire.EncodedChanged
     }
     for kind in kinds:

@@ -29,6 +29,7 @@ from rendezvous_async.backends.tcp import restrict, wire
 from rendezvous_async.backends.tcp.auth import Secret
 from rendezvous_async.backends.tcp.versions import PROTOCOLS
 from rendezvous_async.core.codec import decode, encode
+from rendezvous_async.core.history import HistoryRecord
 from rendezvous_async.core.state import Closed, Head, Last, Node, Phase, Post, Seat
 from rendezvous_async.errors import RendezvousStateError
 from rendezvous_async.page.http import Document, Exchange
@@ -255,7 +256,7 @@ def targets() -> Iterator[list[Target]]:
 
     try:
         yield [
-            *map(codec, (Head, Node, Seat, Post)),
+            *map(codec, (Head, Node, Seat, Post, HistoryRecord)),
             Target("tcp.wire stream", _stream, (wire.FrameError,), tuple(map(wire.frame, (*GREETINGS, *REQUESTS)))),
             Target("tcp.wire greeting", wire.decode_greeting, (wire.FrameError,), _bodies(GREETINGS)),
             Target("tcp.wire request", wire.decode_request, (wire.FrameError,), _bodies(REQUESTS)),

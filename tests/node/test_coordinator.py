@@ -352,7 +352,7 @@ async def test_a_round_that_fits_is_one_commit() -> None:
         assert len(form) == 1
         won, names, when = form[0]
         assert won
-        assert sorted(names) == ["rounds/1", "seats/a", "seats/b", "state"]
+        assert sorted(names) == ["history/1", "rounds/1", "seats/a", "seats/b", "state"]
         assert when == ("state", "coordinator")
         await b.leave()
         await a.leave()

@@ -238,7 +238,7 @@ async def test_leaving_deletes_the_record_and_the_post_in_one_step() -> None:
             assert {"nodes/a", "coordinator"} <= set(await meeting.keys())
             revision = meeting.server.table.revision
         assert meeting.server.table.revision == revision + 1
-        assert await meeting.keys() == ["rounds/1", "seats/a", "state"]
+        assert await meeting.keys() == ["history/1", "rounds/1", "seats/a", "state"]
 
 
 @in_virtual_time
@@ -523,12 +523,12 @@ async def test_a_session_that_cannot_be_ended_is_followed_by_no_other() -> None:
     class Stubborn(MemoryDriver):
         refusals = 3
 
-        async def end_session(self, session: str) -> None:
+        async def end_session(self, session: str, cause: str = "") -> None:
             if self.refusals:
                 self.refusals -= 1
                 assert meeting.server.table.sessions == 1
                 raise RendezvousConnectionError("no answer")
-            await super().end_session(session)
+            await super().end_session(session, cause)
 
     async with Meeting() as meeting:
         backend = Stubborn(meeting.server)
@@ -654,7 +654,7 @@ async def test_a_world_of_an_older_join_stays_out_after_the_next() -> None:
 @in_virtual_time
 async def test_a_backend_that_cannot_end_a_session_does_not_keep_a_node_from_leaving() -> None:
     class Broken(MemoryDriver):
-        async def end_session(self, session: str) -> None:
+        async def end_session(self, session: str, cause: str = "") -> None:
             raise OSError("a bug")
 
     async with Meeting() as meeting:

@@ -223,9 +223,9 @@ class KeepsKeysOfTheFirstSession(Table):
         if old is not None and old.session is not None:
             self._sessions[old.session].keys.add(entry.key)
 
-    def _delete(self, key: str) -> None:
+    def _delete(self, key: str, cause: str = "") -> None:
         if key in self._entries:
-            super()._delete(key)
+            super()._delete(key, cause)
 
 
 class NeverExpires(Table):

@@ -142,7 +142,7 @@ def unscaled(seed: int) -> Scenario:
     return replace(drawn, elasticity=Elasticity(), steps=tuple(step for step in drawn.steps if step.do != "scale"))
 
 
-@pytest.mark.parametrize("name", ["a_stale_coordinator_commits_without_the_token", "more_than_max_are_let_in"])
+@pytest.mark.parametrize("name", ["a_rank_is_given_twice", "more_than_max_are_let_in"])
 def test_the_test_of_a_planted_bug_fails_with_the_bug_and_passes_without(
     name: str, monkeypatch: MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -106,10 +106,10 @@ class CasDriver(Driver):
             self._ttls.pop(session, None)
             raise
 
-    async def end_session(self, session: str) -> None:
+    async def end_session(self, session: str, cause: str = "") -> None:
         await self._enter()
         self._replica.disown(session)
-        await self._replica.call(lambda draft: draft.end_session(session))
+        await self._replica.call(lambda draft: draft.end_session(session, cause))
         self._ttls.pop(session, None)
 
     def watch(self, names: tuple[str, ...], after: Token | None, sink: Sink) -> Subscription:

@@ -20,6 +20,7 @@ import msgspec
 from rendezvous_async.backends.observer import Look
 from rendezvous_async.backends.table.table import Snapshot, Table
 from rendezvous_async.backends.values import Commit, Condition, Write, owned
+from rendezvous_async.causes import Cause
 from rendezvous_async.errors import RendezvousSessionError, RendezvousStateError, RendezvousVersionError
 
 __all__ = ["Draft", "Image"]
@@ -231,17 +232,17 @@ class Draft:
         self._beats[session] += 1
         self.is_changed = True
 
-    def end_session(self, session: str) -> None:
+    def end_session(self, session: str, cause: str = "") -> None:
         """End a session, if it is open."""
         if self._beats.pop(session, None) is not None:
-            self.table.end_session(session)
+            self.table.end_session(session, cause)
             self._note_change()
 
     def end_silent(self, over: Mapping[str, Look]) -> list[str]:
         """End those of these sessions that still look as they did when their time was over; return them."""
         ended = [session for session, look in over.items() if Look(b"%d" % self._beats.get(session, -2)) == look]
         for session in ended:
-            self.end_session(session)
+            self.end_session(session, Cause.SILENT)
         return ended
 
     def _note_change(self) -> None:

@@ -177,7 +177,7 @@ class EtcdDriver(Driver):
             if answer.TTL <= 0:
                 raise RendezvousSessionError(f"session {session} has ended: etcd knows no lease of that id")
 
-    async def end_session(self, session: str) -> None:
+    async def end_session(self, session: str, cause: str = "") -> None:
         self._check_open()
         lease = lease_id(session)
         if lease is None:

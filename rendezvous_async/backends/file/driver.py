@@ -76,10 +76,10 @@ class FileDriver(Driver):
             self._sessions.pop(session, None)
             raise
 
-    async def end_session(self, session: str) -> None:
+    async def end_session(self, session: str, cause: str = "") -> None:
         if session in self._sessions:
             self.hub.disown(session)
-        await self._call(lambda change: self.hub.ledger.end_session(change, session), locked=True)
+        await self._call(lambda change: self.hub.ledger.end_session(change, session, cause), locked=True)
         self._sessions.pop(session, None)
 
     def watch(self, names: tuple[str, ...], after: Token | None, sink: Sink) -> Subscription:

@@ -21,6 +21,7 @@ from rendezvous_async.backends.table.frames import Committed, Ended, LogRecord, 
 from rendezvous_async.backends.table.log import Log
 from rendezvous_async.backends.table.table import Table
 from rendezvous_async.backends.values import Commit, Condition, Entry, Listing, Token, Write
+from rendezvous_async.causes import Cause
 from rendezvous_async.errors import RendezvousError, RendezvousSessionError
 
 __all__ = ["HeldByAnother", "Ledger", "LedgerChange", "NeedsLock"]
@@ -193,9 +194,9 @@ class Ledger:
         change.records.append(Started(session, ttl))
         return session
 
-    def end_session(self, change: LedgerChange, session: str) -> None:
-        if self.table.end_session(session):
-            change.records.append(Ended(session))
+    def end_session(self, change: LedgerChange, session: str, cause: str) -> None:
+        if self.table.end_session(session, cause):
+            change.records.append(Ended(session, cause))
             change.then.append(lambda: self.lives.remove(session))
 
     def end_silent(self, change: LedgerChange, over: dict[str, Look]) -> None:
@@ -204,7 +205,7 @@ class Ledger:
             if self.table.has_session(session) and self.lives.look(session) == look:
                 how = "its owner has died" if look.is_dead else "its owner is silent"
                 logger.info("%s: session %s is over: %s", self.directory.path, session, how)
-                self.end_session(change, session)
+                self.end_session(change, session, Cause.DIED if look.is_dead else Cause.SILENT)
 
     def keep_alive(self, change: LedgerChange | None, session: str, ttl: float) -> None:
         """Renew a session. A late beat needs the lock (a ``change``), as another process may be ending the session.

@@ -52,9 +52,10 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="open"):
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="end"):
-    """A session was ended by its owner, or it expired."""
+    """A session was ended by its owner or by somebody else, or it expired."""
 
     session: str
+    cause: str = ""
 
 
 class Raised(msgspec.Struct, frozen=True, array_like=True, tag="raise"):
@@ -90,8 +91,8 @@ def replay(table: Table, records: Iterable[LogRecord], now: float) -> None:
                     same = False
             case Started(session, ttl):
                 same = table.open_session(ttl, now, session.partition("@")[2]) == session
-            case Ended(session):
-                same = table.end_session(session)
+            case Ended(session, cause):
+                same = table.end_session(session, cause)
             case Raised(revision):
                 table.raise_revision(revision)
                 same = True

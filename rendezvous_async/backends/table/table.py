@@ -22,6 +22,7 @@ from rendezvous_async.backends.table.graves import Graves
 from rendezvous_async.backends.table.trees import Trees
 from rendezvous_async.backends.table.usage import Usage
 from rendezvous_async.backends.values import Commit, Condition, Delete, Entry, Listing, Token, Write
+from rendezvous_async.causes import Cause
 from rendezvous_async.errors import RendezvousSessionError
 
 __all__ = ["CommitId", "SessionLease", "Snapshot", "Table"]
@@ -56,6 +57,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     graves: tuple[tuple[str, int], ...]
     sessions: tuple[tuple[str, float], ...]
     answers: dict[str, dict[int, int]]
+    causes: dict[str, str] = {}
 
 
 class Table:
@@ -231,6 +233,10 @@ class Table:
         lease.was_to_expire_at = None
         return True
 
+    def why_due(self, session: str) -> Cause:
+        """Return why an open session is due: its connection was lost, or it was silent for its TTL."""
+        return Cause.SILENT if self._sessions[session].was_to_expire_at is None else Cause.CUT
+
     def refreshed_at(self, session: str) -> float | None:
         """Return when a session was last renewed; None if it is not open."""
         lease = self._sessions.get(session)
@@ -262,7 +268,7 @@ class Table:
             lease.expires_at, lease.was_to_expire_at = lease.was_to_expire_at, None
         return True
 
-    def end_session(self, session: str) -> bool:
+    def end_session(self, session: str, cause: str = "") -> bool:
         """End a session and delete its keys, under one revision; False if it is not open."""
         lease = self._sessions.pop(session, None)
         if lease is None:
@@ -271,7 +277,7 @@ class Table:
         if lease.keys:
             self.revision += 1
             for key in sorted(lease.keys):
-                self._delete(key)
+                self._delete(key, cause)
             if self.after_each is not None:
                 self.after_each()
         return True
@@ -301,23 +307,16 @@ class Table:
 
     def snapshot(self) -> Snapshot:
         """Return the whole table as a value."""
-        return Snapshot(
-            self.epoch,
-            self.revision,
-            self._graves.horizon,
-            self._opened,
-            tuple(self._entries.values()),
-            self._graves.as_value(),
-            tuple((lease.id, lease.ttl) for lease in self._sessions.values()),
-            self._answers.as_value(),
-        )
+        entries, sessions, answers = self._entries.values(), self.open_sessions(), self._answers.as_value()
+        at, graves = (self.epoch, self.revision, self._graves.horizon), self._graves
+        return Snapshot(*at, self._opened, tuple(entries), graves.as_value(), tuple(sessions), answers, graves.causes)
 
     @classmethod
     def restore(cls, snapshot: Snapshot, now: float) -> Table:
         """Return the table of a snapshot, with a full TTL for each session."""
         table = cls(snapshot.epoch, snapshot.revision)
         table._opened = snapshot.opened
-        table._graves = Graves(snapshot.horizon, snapshot.graves)
+        table._graves = Graves(snapshot.horizon, snapshot.graves, snapshot.causes)
         table._answers = Answers(table.usage, snapshot.answers)
         for session, ttl in snapshot.sessions:
             table._open(session, ttl, now)
@@ -364,12 +363,14 @@ class Table:
             changed[key] = self._gone(key)
 
     def _gone(self, key: str) -> Entry:
-        return Entry(key, None, Token(self.epoch, self._graves.get(key)))
+        return Entry(key, None, Token(self.epoch, self._graves.get(key)), None, self._graves.cause(key))
 
     def _put(self, entry: Entry) -> None:
         key = entry.key
         old = self._entries.get(key)
         if old is None:
+            if cause := self._graves.cause(key):
+                entry = msgspec.structs.replace(entry, cause=cause)
             self._graves.close(key)
             self._living.add(key)
         else:
@@ -383,16 +384,16 @@ class Table:
         self._entries[key] = entry
         self._changed.append(key)
 
-    def _delete(self, key: str) -> None:
+    def _delete(self, key: str, cause: str = "") -> None:
         self._living.remove(key)
-        self._remove((key,))
+        self._remove((key,), cause)
 
-    def _remove(self, keys: Collection[str]) -> None:
+    def _remove(self, keys: Collection[str], cause: str = "") -> None:
         """Remove entries that are no longer in ``_living``."""
         entries = [self._entries.pop(key) for key in keys]
         for entry in entries:
             if entry.session is not None and (lease := self._sessions.get(entry.session)) is not None:
                 lease.keys.discard(entry.key)
         self.usage.drop_entries(entries)
-        self._graves.dig(keys, self.revision)
+        self._graves.dig(keys, self.revision, cause)
         self._changed.extend(keys)

@@ -178,8 +178,11 @@ class Renew(_Message, frozen=True, tag=16):
 
 
 class EndSession(_Message, frozen=True, tag=17):
+    """End a session; ``cause`` is why, as in ``rendezvous_async.causes``; older clients do not say."""
+
     id: int
     session: str
+    cause: str = ""
 
 
 class Ping(_Message, frozen=True, tag=18):

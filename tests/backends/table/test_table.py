@@ -513,7 +513,7 @@ def test_a_snapshot_is_a_value_and_plain_lists_when_it_is_written() -> None:
     written = msgspec.msgpack.decode(msgspec.msgpack.encode(table.snapshot()), strict=False)
     assert isinstance(written, list)
     assert written[:4] == [EPOCH, 2, 0, 1]
-    assert written[5:] == [[["b", 2]], [[session, 5]], {"me": {1: 1}}]
+    assert written[5:] == [[["b", 2]], [[session, 5]], {"me": {1: 1}}, {}]
     assert msgspec.to_builtins(CommitId("me", 2, 1)) == ["me", 2, 1]
     for value in (table.snapshot(), CommitId("me", 1)):
         with pytest.raises(AttributeError):

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from rendezvous_async.core import duty
 from rendezvous_async.core.codec import decode, encode
 from rendezvous_async.core.duty import Purpose, Read, StandDown, Todo
+from rendezvous_async.core.history import HISTORY
 from rendezvous_async.core.rules import Form, Wait
 from rendezvous_async.core.state import COORDINATOR, FORMING, NODES, SEATS, STATE, Head, Seat
 from rendezvous_async.core.state import node_of as node_at
@@ -250,7 +251,7 @@ def _commit_of(transaction: Transaction) -> Commit:
                     begin = int(value)
                 elif key.startswith(SEATS):
                     seats.append((int(node_at(key)), row_of_seat(decode(Seat, value))))
-                else:
+                elif not key.startswith(HISTORY):  # It is for people; the model has no history.
                     mark = int(node_at(key))
             case Drop(name=str(name)):
                 if name == FORMING:

@@ -307,7 +307,8 @@ class Channel:
                 self._errand(wire.Resume(self.next_id(), session.id), partial(self._session_resumed, session))
             else:
                 # Its owner considers it expired already, so the server must not keep it.
-                self._errand(wire.EndSession(self.next_id(), session.id), partial(self._lose, session))
+                ending = wire.EndSession(self.next_id(), session.id, session.why_out)
+                self._errand(ending, partial(self._lose, session))
         for follower, id in self._followers:
             if id not in self._calls:  # otherwise it starts with its session
                 self._start_following(follower)

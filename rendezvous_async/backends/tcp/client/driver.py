@@ -105,10 +105,10 @@ class TcpDriver(Driver):
             self._channel.drop_session(session)
             raise
 
-    async def end_session(self, session: str) -> None:
+    async def end_session(self, session: str, cause: str = "") -> None:
         self._channel.drop_session(session)
         id = self._channel.next_id()
-        await self._call(id, wire.EndSession(id, session), wire.Done)
+        await self._call(id, wire.EndSession(id, session, cause), wire.Done)
 
     async def aclose(self) -> None:
         try:

@@ -11,7 +11,9 @@ from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
 
-__all__ = ["SYNC_BOUNDS", "Counts", "Durations", "Ending"]
+from rendezvous_async.causes import Cause
+
+__all__ = ["SYNC_BOUNDS", "Counts", "Durations", "Ending", "ending_of"]
 
 SYNC_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 REQUEST_BOUNDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.01, 0.1, 1.0)
@@ -24,6 +26,17 @@ class Ending(StrEnum):
     EVICTED = "evicted"
     DISCONNECTED = "disconnected"
     SILENT = "silent"
+
+
+def ending_of(cause: str) -> Ending:
+    """Return what counts as the end of a session that ended for this cause."""
+    endings = {
+        Cause.CUT: Ending.DISCONNECTED,
+        Cause.SILENT: Ending.SILENT,
+        Cause.STALLED: Ending.SILENT,
+        Cause.EVICTED: Ending.EVICTED,
+    }
+    return endings[Cause(cause)] if cause in endings else Ending.LEFT
 
 
 class Durations:

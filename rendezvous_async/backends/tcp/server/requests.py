@@ -14,6 +14,7 @@ from rendezvous_async.backends.names import place_of, subtrees_of, widest
 from rendezvous_async.backends.table.table import CommitId
 from rendezvous_async.backends.tcp import wire
 from rendezvous_async.backends.values import FIRST_WRITES, Condition, Put, Token, Write, names_session
+from rendezvous_async.causes import known_cause
 from rendezvous_async.errors import RendezvousSessionError
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def _refresh(peer: Connection, request: wire.Renew | wire.Resume) -> None:
 
 def _end_session(peer: Connection, request: wire.EndSession) -> None:
     if _may_use(peer, request.id, request.session):
-        peer.server.end_session(request.session, by=peer)
+        peer.server.end_session(request.session, known_cause(request.cause))
         peer.send(wire.Done(request.id))
 
 

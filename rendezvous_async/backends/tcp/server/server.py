@@ -29,7 +29,7 @@ from rendezvous_async.backends.table.table import CommitId, Table
 from rendezvous_async.backends.tcp import wire
 from rendezvous_async.backends.tcp.auth import Secret
 from rendezvous_async.backends.tcp.server.connection import Connection
-from rendezvous_async.backends.tcp.server.counts import Counts, Ending
+from rendezvous_async.backends.tcp.server.counts import Counts, ending_of
 from rendezvous_async.backends.tcp.server.door import Caller, Gate
 from rendezvous_async.backends.tcp.server.floods import LimitedLog
 from rendezvous_async.backends.tcp.server.journal import Journal
@@ -40,6 +40,7 @@ from rendezvous_async.backends.tcp.server.requests import ANSWERS
 from rendezvous_async.backends.tcp.server.turns import Turns
 from rendezvous_async.backends.tcp.server.unfinished import Unfinished
 from rendezvous_async.backends.values import Commit, Condition, Write, owned
+from rendezvous_async.causes import Cause
 
 if TYPE_CHECKING:
     import ssl
@@ -315,28 +316,26 @@ class TcpServer:
         self._own(connection, session)
         return True
 
-    def end_session(self, session: str, ending: Ending | None = None, by: Connection | None = None) -> None:
-        """End a session, if it is open. Unless the reason is given, it has left, or ``by`` has evicted it."""
-        if not self.table.end_session(session):
+    def end_session(self, session: str, cause: str = "") -> None:
+        """End a session, if it is open."""
+        if not self.table.end_session(session, cause):
             return
         owner = self._owners.pop(session, None)
-        if ending is None:
-            ending = Ending.LEFT if by is None or owner is None or owner is by else Ending.EVICTED
-        self.counts.ended[ending] += 1
+        self.counts.ended[ending_of(cause)] += 1
         if owner is not None:
             owner.sessions.discard(session)
         if self.journal is not None:
-            self.journal.record(Ended(session))
+            self.journal.record(Ended(session, cause))
         if not self.table.sessions:
             self._sessions_ended.set()
 
     def end_sessions_of(self, connection: Connection) -> None:
-        """End all sessions of a connection."""
+        """End all sessions of a connection whose client has said goodbye."""
         sessions, connection.sessions = sorted(connection.sessions), set()
         self.turns.for_each(sessions, self._end_and_settle)
 
     def _end_and_settle(self, session: str) -> None:
-        self.end_session(session)
+        self.end_session(session, Cause.LEFT)
         self.pushes.settle()
 
     def _own(self, connection: Connection, session: str) -> None:
@@ -370,7 +369,7 @@ class TcpServer:
         while (due := self.table.next_due()) is not None and due <= now:
             for session in self.table.due(now, 1):
                 if not (stalled and self.table.put_off(session, now + _STALL, 2 * late)):
-                    self.end_session(session, Ending.SILENT if session in self._owners else Ending.DISCONNECTED)
+                    self.end_session(session, self.table.why_due(session))
             if self.turns.now() >= end:
                 break
         self.pushes.settle()
