@@ -53,7 +53,7 @@ from rendezvous_async.testing.loop.clock import virtual_loop
 from rendezvous_async.testing.network import Network
 from rendezvous_async.testing.nodes import RUN, SimulatedNode, now
 from rendezvous_async.testing.programs import Program, elastic
-from rendezvous_async.testing.quiet import NotSettledError, is_quiet, patience_of, until_quiet
+from rendezvous_async.testing.quiet import STUBBORN, NotSettledError, end_programs, is_quiet, patience_of, until_quiet
 from rendezvous_async.testing.service import ServerKind, TcpNetwork
 from rendezvous_async.testing.wire import Wire
 from rendezvous_async.testing.witness import Witness
@@ -172,14 +172,12 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.heal()
-        running = []
-        for index, node in enumerate(self.nodes):
+        for index in range(len(self.nodes)):
             self.resume(index)
-            if node.live and node.task is not None:
-                node.task.cancel()
-                running.append(node.task)
         with anyio.CancelScope(shield=True):
-            await asyncio.gather(*running, return_exceptions=True)
+            for node in await end_programs(self.nodes):
+                self.history.failures.add(node.name, NotSettledError(STUBBORN))
+                self.network.kill(node)
         self.history.failures.stop_catching(virtual_loop())
         self.network.aclose()
         if error is None or isinstance(error, Exception):  # A failed assertion becomes its context.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,9 +15,12 @@ from rendezvous_async.settings import Timeouts
 from rendezvous_async.testing.nodes import SimulatedNode
 from rendezvous_async.testing.witness import Witness
 
-__all__ = ["NotSettledError", "is_quiet", "patience_of", "until_quiet"]
+__all__ = ["STUBBORN", "NotSettledError", "end_programs", "is_quiet", "patience_of", "until_quiet"]
 
 LOOK_EVERY = 0.1
+ENDS_WITHIN = 3600.0
+"""Seconds that a cancelled program has to clean up."""
+STUBBORN = f"the program did not end within {ENDS_WITHIN:g} s of its cancellation: does it catch CancelledError?"
 
 
 class NotSettledError(AssertionError):
@@ -78,3 +82,13 @@ async def until_quiet(
         if anyio.current_time() >= deadline:
             raise NotSettledError(f"not settled after {seconds:g} s: {describe()}")
         await anyio.sleep(LOOK_EVERY)
+
+
+async def end_programs(nodes: Sequence[SimulatedNode]) -> list[SimulatedNode]:
+    """Cancel the programs that run, and return the nodes of those that do not end."""
+    running = {node.task: node for node in nodes if node.live and node.task is not None}
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.wait(running, timeout=ENDS_WITHIN)
+    return [node for task, node in running.items() if not task.done()]

@@ -7,6 +7,7 @@ import logging
 import math
 import traceback
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -547,3 +548,18 @@ def test_a_loop_has_one_cluster_at_a_time() -> None:
             await cluster.settle()
 
     run(scenario, seed=1)
+
+
+@pytest.mark.parametrize("network", ["wire", "stand-in"])
+def test_a_program_that_catches_its_cancellation_does_not_hang_the_test(network: Any) -> None:
+    async def stubborn(rendezvous: Rendezvous) -> None:
+        while True:
+            with suppress(asyncio.CancelledError):
+                await elastic(rendezvous)
+
+    async def scenario() -> None:
+        async with Cluster(nodes=2, program=stubborn, network=network) as cluster:
+            await cluster.join_all()
+
+    with pytest.raises(NotSettledError, match="does it catch CancelledError"):
+        run(scenario, seed=1)
