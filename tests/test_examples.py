@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.backends.cas.redis import start_redis
-from tests.cli.support import free_port
+from tests.ports import free_port
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

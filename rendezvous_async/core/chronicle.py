@@ -198,4 +198,4 @@ def _first(tally: Tally, nodes: Collection[str]) -> Roll:
 
 
 def _with_stall(node: str, record: Node) -> Who:
-    return Who(node, record.address, Cause.STALLED if record.stalled else "", record.stalled)
+    return Who(node, record.address, Cause.STALLED if record.stalled else "", record.stalled or 0.0)

@@ -182,7 +182,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         address: How other members reach it; free text.
         labels: What it says about itself, for example its rack.
         displaced: The address of a live node with the same id whose place it took.
-        stalled: Seconds for which its event loop stood still before it lost its last session; 0 if it did not.
+        stalled: Seconds for which its event loop stood still before it lost its last session; None if it did not.
     """
 
     arrival: Text
@@ -191,7 +191,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     address: Text = ""
     labels: Labels = {}
     displaced: Text = ""
-    stalled: float = 0.0
+    stalled: float | None = None
 
     def is_of_one_life_with(self, other: Node) -> bool:
         """Tell whether one ``Rendezvous`` wrote both records."""

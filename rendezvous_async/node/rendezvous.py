@@ -343,7 +343,7 @@ class Rendezvous:
             last=last,
             address=identity.address,
             labels=identity.labels,
-            stalled=0.0 if self._supervisor is None else round(self._supervisor.stalled, 3),
+            stalled=None if self._supervisor is None else round(self._supervisor.stalled, 3) or None,
         )
 
     async def _timed_out(self, supervisor: Supervisor, troubles: Iterable[str]) -> RendezvousTimeoutError:

@@ -125,7 +125,9 @@ def _find_missing(
     missing: list[str] = []
     for each, trace in enumerate(traces):
         # By the time that the first missing rank has timed out, the others have had just as long.
-        if len(missing) < MOST_NAMED and not _comes(store, trace, 0.001 if missing else trace_timeout):
+        if len(missing) == MOST_NAMED:
+            break
+        if not (_is_there(store, trace) if missing else _comes(store, trace, trace_timeout)):
             missing.append(name(each))
     store.set(looked, _SEEN)
     return missing
@@ -137,3 +139,7 @@ def _comes(store: Any, key: str, seconds: float) -> bool:
     except (TimeoutError, RuntimeError, LookupError):
         return False
     return True
+
+
+def _is_there(store: Any, key: str) -> bool:
+    return bool(store.check([key])) if hasattr(store, "check") else _comes(store, key, 0.1)

@@ -9,7 +9,6 @@ import pty
 import re
 import select
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -139,13 +138,6 @@ async def endpoints(server: Command) -> list[str]:
     word, *where = (await server.line("ready ")).split()
     assert word == "ready"
     return where
-
-
-def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 _ON_TERMINAL = """

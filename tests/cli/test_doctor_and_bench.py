@@ -15,7 +15,8 @@ from rendezvous_async.backends.base import Put
 from rendezvous_async.backends.tcp import restrict, serve
 from rendezvous_async.testing.etcd import etcd_program, start_etcd
 from tests.backends.tcp.support import Certificates, eventually, taken_port
-from tests.cli.support import Typist, assert_one_line, command, free_port, rdzv
+from tests.cli.support import Typist, assert_one_line, command, rdzv
+from tests.ports import free_port
 
 
 async def test_doctor_finds_nothing_wrong() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from rendezvous_async.backends.tcp import serve
-from tests.cli.support import assert_one_line, command, free_port, rdzv
+from tests.cli.support import assert_one_line, command, rdzv
+from tests.ports import free_port
 
 
 def test_nonsense_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,8 @@ from rendezvous_async.backends.tcp import Limits, TcpServer, serve
 from rendezvous_async.core.diagnosis import Present, Role
 from rendezvous_async.runs import RunState, state_of
 from tests.backends.tcp.support import eventually
-from tests.cli.support import Result, assert_one_line, free_port, rdzv
+from tests.cli.support import Result, assert_one_line, rdzv
+from tests.ports import free_port
 
 TIMEOUTS = library.Timeouts(last_call=0.1, regroup=0.1)
 

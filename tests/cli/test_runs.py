@@ -20,7 +20,8 @@ from rendezvous_async.backends.tcp import TcpServer, serve
 from rendezvous_async.core.codec import encode
 from rendezvous_async.core.state import Head
 from tests.backends.tcp.support import eventually
-from tests.cli.support import Command, Result, assert_one_line, command, free_port, rdzv
+from tests.cli.support import Command, Result, assert_one_line, command, rdzv
+from tests.ports import free_port
 
 Rdzv = Callable[..., Coroutine[None, None, Result]]
 TIMEOUTS = library.Timeouts(join=30, last_call=0.1, regroup=0.1, close=5)

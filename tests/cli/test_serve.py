@@ -12,7 +12,8 @@ import pytest
 
 import rendezvous_async as library
 from tests.backends.tcp.support import Certificates, taken_port
-from tests.cli.support import assert_one_line, command, endpoints, free_port, rdzv
+from tests.cli.support import assert_one_line, command, endpoints, rdzv
+from tests.ports import free_port
 
 SERVE = ("serve", "--port", "0")
 

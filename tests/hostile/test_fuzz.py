@@ -15,9 +15,9 @@ from tests.hostile.victim import State
 
 INPUTS = 300
 NAMES = (
-    "core.codec Head", "core.codec Node", "core.codec Seat", "core.codec Post", "tcp.wire stream", "tcp.wire greeting",
-    "tcp.wire request", "tcp.wire answer", "tcp.auth secret", "log frame", "log records", "log file",
-    "file session names", "etcd keys and leases", "http request", "endpoint", "sizes",
+    "core.codec Head", "core.codec Node", "core.codec Seat", "core.codec Post", "core.codec HistoryRecord",
+    "tcp.wire stream", "tcp.wire greeting", "tcp.wire request", "tcp.wire answer", "tcp.auth secret", "log frame",
+    "log records", "log file", "file session names", "etcd keys and leases", "http request", "endpoint", "sizes",
     "ids as segments of keys",
 )  # fmt: skip
 

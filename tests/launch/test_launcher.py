@@ -19,7 +19,8 @@ from rendezvous_async.backends.tcp import TcpServer, serve
 from rendezvous_async.core.diagnosis import Role
 from rendezvous_async.core.state import STATE
 from tests.backends.tcp.support import eventually
-from tests.cli.support import WAIT, Command, command, free_port
+from tests.cli.support import WAIT, Command, command
+from tests.ports import free_port
 
 WORKER = """
 import os, sys, time

@@ -140,7 +140,7 @@ def test_nodes_can_be_given_in_four_ways(nodes: Any, expected: tuple[int, int]) 
 def test_node_ids_are_unique_by_default() -> None:
     first, second = connect(**GOOD), connect(**GOOD)
     assert first.node != second.node
-    assert re.fullmatch(r".+_\d+_[0-9a-f]{8}", first.node)
+    assert re.fullmatch(r".+_\d+_[0-9a-f]{12}", first.node)
 
 
 def test_a_seeded_rendezvous_repeats_itself() -> None:

@@ -17,9 +17,9 @@ import rendezvous_async as library
 from rendezvous_async.backends.tcp import TcpServer, serve
 from rendezvous_async.page.pages import serve_pages
 from rendezvous_async.settings import parse_endpoint
-from tests.backends.tcp.support import free_port
 from tests.page.browser import Tab, browser, needs_chromium
 from tests.page.crowd import Crowd
+from tests.ports import free_port
 
 CSS = (files("rendezvous_async.page") / "assets" / "page.css").read_text()
 TEXTS = ("text", "soft", "link", "stuck", "damaged", "waiting", "formed", "quiet")

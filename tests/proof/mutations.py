@@ -383,8 +383,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "node/rendezvous.py",
-        "            if world is None:\n                await supervisor.see_through(supervisor.end_membership)",
-        "            if world is None:\n                pass",
+        "detail=why)\n                await supervisor.see_through(supervisor.end_membership)",
+        "detail=why)",
         "a join that failed or was cancelled leaves its record at the barrier",
         "tests/node/test_cancellation.py::test_a_first_join_that_waits_for_another",
     ),

@@ -22,11 +22,11 @@ from rendezvous_async.sync import (
     RendezvousConnectionError,
     RendezvousSettings,
     RendezvousTimeout,
-    get_free_port,
 )
 from rendezvous_async.sync.carrier import at_endpoint
 from rendezvous_async.testing import Proxy
 from tests.blocking import PATIENCE, count_nodes, in_thread, linked, wait_until
+from tests.ports import free_port
 from tests.proof.campaign.namespaces import Link
 
 ELSEWHERE = "192.0.2.7"
@@ -117,7 +117,7 @@ def leave(handler: DynamicRendezvousHandler) -> bool:
 
 
 def test_a_name_that_resolves_late_leads_to_the_address_of_the_connection(link: Link) -> None:
-    port = get_free_port()
+    port = free_port()
     here = make_handler(f"tcp://{link.here}:{port}?insecure=true")
     joined = in_thread(here.next_round, lambda round: round.address)
     with start_inside(link, f"tcp://head.late:{port}?is_host=false", link.here) as there:
@@ -127,7 +127,7 @@ def test_a_name_that_resolves_late_leads_to_the_address_of_the_connection(link: 
 
 
 def test_loopback_is_refused_when_a_member_is_on_another_machine(link: Link) -> None:
-    port = get_free_port()
+    port = free_port()
     here = make_handler(f"tcp://{link.here}:{port}?insecure=true")
     joined = in_thread(here.next_round, lambda round: round.address)
     with start_inside(link, f"tcp://{link.here}:{port}?is_host=false", local_addr="127.0.0.1") as there:
@@ -143,7 +143,7 @@ def test_loopback_is_refused_when_a_member_is_on_another_machine(link: Link) -> 
 
 async def test_an_address_behind_nat_is_warned_of(link: Link, second_link: Link) -> None:
     """A proxy does to addresses what NAT does: the server sees the proxy's, not the node's."""
-    port = get_free_port()
+    port = free_port()
     async with Proxy(second_link.there, port, listen=link.here) as proxy:
 
         def meet() -> tuple[str, str]:
@@ -161,7 +161,7 @@ async def test_an_address_behind_nat_is_warned_of(link: Link, second_link: Link)
 
 
 def test_loopback_is_refused_when_a_member_is_elsewhere() -> None:
-    endpoint = f"tcp://127.0.0.1:{get_free_port()}"
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
     near, far = make_handler(endpoint), make_handler(endpoint, ELSEWHERE)
     joins = [in_thread(handler.next_round, lambda round: round.address) for handler in (near, far)]
     with pytest.raises(
@@ -176,7 +176,7 @@ def test_loopback_is_refused_when_a_member_is_elsewhere() -> None:
 
 @pytest.mark.parametrize("other", ["127.0.0.1", "localhost", "::1", "no-such-host.invalid"])
 def test_loopback_is_fine_among_nodes_of_one_machine(other: str, caplog: pytest.LogCaptureFixture) -> None:
-    endpoint = f"tcp://127.0.0.1:{get_free_port()}"
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
     handlers = make_handler(endpoint), make_handler(endpoint, other)
     joins = [in_thread(handler.next_round, lambda round: round.address) for handler in handlers]
     assert [join.result(PATIENCE) for join in joins] == ["127.0.0.1", other]
@@ -185,7 +185,7 @@ def test_loopback_is_fine_among_nodes_of_one_machine(other: str, caplog: pytest.
 
 
 async def test_client_and_server_tell_both_ends_of_their_connection() -> None:
-    backend = await start_backend(f"tcp://127.0.0.1:{get_free_port()}", "run")
+    backend = await start_backend(f"tcp://127.0.0.1:{free_port()}", "run")
     assert (backend.local_address, backend.seen_address) == ("127.0.0.1", "127.0.0.1")
     await backend.aclose()
     assert (backend.local_address, backend.seen_address) == ("", "")

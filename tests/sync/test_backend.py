@@ -21,9 +21,9 @@ from rendezvous_async.sync import (
     RendezvousError,
     RendezvousStateError,
     create_store,
-    get_free_port,
 )
 from tests.blocking import PATIENCE, in_thread, serve_apart, wait_until
+from tests.ports import free_port
 
 _names = itertools.count()
 KINDS = ["memory", "tcp", "file", "etcd", "c10d"]
@@ -159,7 +159,7 @@ def test_a_run_has_a_name(backends: Callable[[str], RendezvousBackend]) -> None:
 
 def test_a_backend_that_cannot_be_reached() -> None:
     with pytest.raises(RendezvousConnectionError):
-        EndpointRendezvousBackend(f"tcp://127.0.0.1:{get_free_port()}", "run", is_host=False, connect_timeout=0.2)
+        EndpointRendezvousBackend(f"tcp://127.0.0.1:{free_port()}", "run", is_host=False, connect_timeout=0.2)
 
 
 def test_a_backend_whose_server_is_gone() -> None:
@@ -204,7 +204,7 @@ def test_a_backend_that_is_closed_says_so() -> None:
 def test_a_backend_that_is_dropped_is_closed() -> None:
     """Its server too, unless a store of it is still there."""
     before = set(threading.enumerate())
-    port = get_free_port()
+    port = free_port()
     host = EndpointRendezvousBackend(f"tcp://127.0.0.1:{port}", "run", is_host=True)
     store = host.make_store()
     store.set("key", "value")

@@ -15,12 +15,12 @@ from rendezvous_async.sync import (
     barrier,
     create_store,
     get_all,
-    get_free_port,
     store_timeout,
     synchronize,
 )
 from rendezvous_async.sync.prefix import PrefixedStore
 from tests.blocking import PATIENCE, in_thread
+from tests.ports import free_port
 
 
 class SmallStore:
@@ -57,7 +57,7 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Callable[[], Any]]:
         small = SmallStore()
         yield lambda: small
         return
-    port = get_free_port()
+    port = free_port()
     with create_store(True, "127.0.0.1", port) as own:
         opened = []
 

@@ -32,13 +32,13 @@ from rendezvous_async.sync import (
     create_handler,
     create_store,
     etcd,
-    get_free_port,
 )
 from rendezvous_async.sync.carrier import Carrier
 from rendezvous_async.sync.portal import LoopLease
 from rendezvous_async.testing.etcd import EtcdCluster, etcd_program
 from tests.blocking import PATIENCE, in_thread, join_all, wait_until
 from tests.certificates import mutual_context, write_certificates
+from tests.ports import free_port
 
 _names = itertools.count()
 SOON = RendezvousTimeout(timedelta(seconds=PATIENCE), timedelta(seconds=1), timedelta(seconds=10))
@@ -53,7 +53,7 @@ def params(backend: str, endpoint: str, nodes: tuple[int, int] = (2, 2), **optio
 def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     """Return what opens a backend and its store in one place, once for each node."""
     opened: list[EndpointRendezvousBackend] = []
-    place = f"127.0.0.1:{get_free_port()}"
+    place = f"127.0.0.1:{free_port()}"
 
     def open_one() -> tuple[EndpointRendezvousBackend, Any]:
         match request.param:
@@ -208,7 +208,7 @@ def test_what_create_handler_takes() -> None:
 
 
 def test_a_handler_holds_the_backend_whose_server_it_needs() -> None:
-    port = get_free_port()
+    port = free_port()
 
     def make(is_host: str) -> DynamicRendezvousHandler:
         backend, store = create_backend(params("c10d", f"127.0.0.1:{port}", is_host=is_host))
@@ -378,7 +378,7 @@ def test_two_processes_meet_in_a_row_of_sqlite(tmp_path: Path) -> None:
 
 
 def test_the_endpoints_of_c10d(tmp_path: Path) -> None:
-    place = f"127.0.0.1:{get_free_port()}"
+    place = f"127.0.0.1:{free_port()}"
     for type_of_store, endpoint, kind in (
         ("tcp", place, "tcp"),
         (" TCP ", place, "tcp"),
@@ -435,7 +435,7 @@ def test_wrong_options_of_c10d(options: dict[str, Any], text: str) -> None:
 
 
 def test_who_hosts_the_store_of_c10d() -> None:
-    port = get_free_port()
+    port = free_port()
     with pytest.raises(RendezvousConnectionError):
         c10d.create_backend(params("c10d", f"127.0.0.1:{port}", is_host="false", read_timeout="1"))
     host, _ = c10d.create_backend(params("c10d", f"127.0.0.1:{port}", is_host="1"))
@@ -465,7 +465,7 @@ def test_wrong_options_of_etcd(options: dict[str, Any], text: str) -> None:
 
 def test_etcd_that_cannot_be_reached() -> None:
     with pytest.raises(RendezvousConnectionError):
-        etcd.create_backend(params("etcd-v2", f"127.0.0.1:{get_free_port()}", protocol="HTTP", read_timeout="1"))
+        etcd.create_backend(params("etcd-v2", f"127.0.0.1:{free_port()}", protocol="HTTP", read_timeout="1"))
 
 
 @pytest.mark.parametrize("protocol", [None, "HTTPS"])

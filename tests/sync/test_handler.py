@@ -20,11 +20,11 @@ from rendezvous_async.sync import (
     RendezvousGracefulExitError,
     RendezvousStateError,
     RendezvousTimeoutError,
-    get_free_port,
 )
 from rendezvous_async.sync.carrier import at_endpoint
 from rendezvous_async.sync.handler import Round
 from tests.blocking import PATIENCE, count_nodes, damage, in_thread, join_all, make_handler, serve_apart, wait_until
+from tests.ports import free_port
 
 _names = itertools.count()
 
@@ -32,7 +32,7 @@ _names = itertools.count()
 @pytest.fixture(params=["memory", "tcp"])
 def endpoint(request: pytest.FixtureRequest) -> str:
     """Where nodes meet; with tcp the first of them hosts the server."""
-    return f"memory://sync-{next(_names)}" if request.param == "memory" else f"tcp://127.0.0.1:{get_free_port()}"
+    return f"memory://sync-{next(_names)}" if request.param == "memory" else f"tcp://127.0.0.1:{free_port()}"
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def test_a_join_that_is_not_met_times_out(endpoint: str) -> None:
 
 
 def test_a_server_that_is_not_there_is_a_connection_error() -> None:
-    carrier = at_endpoint(f"tcp://127.0.0.1:{get_free_port()}", is_host=False, connect_timeout=0.3)
+    carrier = at_endpoint(f"tcp://127.0.0.1:{free_port()}", is_host=False, connect_timeout=0.3)
     handler = DynamicRendezvousHandler("tcp", carrier, make_handler("memory://x").settings)
     with pytest.raises(RendezvousConnectionError):
         handler.next_rendezvous()
@@ -365,7 +365,7 @@ def test_a_member_that_saw_a_run_closed_remembers_it_for_others() -> None:
 
 
 def test_a_closed_run_is_forgotten_with_the_last_who_knew() -> None:
-    endpoint = f"tcp://127.0.0.1:{get_free_port()}"
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
     handler = make_handler(endpoint, (1, 1))
     handler.next_rendezvous()
     assert handler.shutdown()

@@ -21,13 +21,13 @@ from rendezvous_async.sync import (
     RendezvousSettings,
     RendezvousTimeout,
     create_handler,
-    get_free_port,
     get_rendezvous_handler,
     parse_rendezvous_endpoint,
     rendezvous_handler_registry,
 )
 from rendezvous_async.sync.options import endpoint_options, find_endpoint, kind_of
 from rendezvous_async.sync.registry import make_handler
+from tests.ports import free_port
 
 _names = itertools.count()
 
@@ -460,7 +460,7 @@ def test_what_tcp_gets() -> None:
 
 
 def test_a_whole_endpoint_is_used_as_it_is() -> None:
-    endpoint = f"tcp://127.0.0.1:{get_free_port()}?is_host=true&connect_timeout=7"
+    endpoint = f"tcp://127.0.0.1:{free_port()}?is_host=true&connect_timeout=7"
     handler = create_handler(RendezvousParameters("async-tcp", endpoint, "run", 1, 1))
     assert handler.next_rendezvous().world_size == 1
     assert handler.shutdown()
@@ -489,7 +489,7 @@ def test_the_address_that_others_are_told(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_secret_is_read_from_its_file(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("a long enough secret for everybody\n")
-    endpoint = f"127.0.0.1:{get_free_port()}"
+    endpoint = f"127.0.0.1:{free_port()}"
     options = {"secret_file": str(secret), "last_call_timeout": "1"}
     one, other = (create_handler(RendezvousParameters("tcp", endpoint, "run", 1, 1, **options)) for _ in range(2))
     assert one.next_rendezvous().world_size == 1

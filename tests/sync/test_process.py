@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from rendezvous_async.sync import RendezvousError, RendezvousParameters, create_handler, get_free_port
+from rendezvous_async.sync import RendezvousError, RendezvousParameters, create_handler
 from tests.blocking import PATIENCE, count_nodes, join_all, make_handler, serve_apart, wait_until
+from tests.ports import free_port
 
 _JOIN = """
 import os, signal, sys
@@ -56,7 +57,7 @@ def unfinished_tasks() -> set[int]:
 
 
 def test_cycles_leave_nothing_behind() -> None:
-    port = get_free_port()
+    port = free_port()
 
     def cycle(number: int) -> None:
         handler = create_handler(RendezvousParameters("tcp", f"127.0.0.1:{port}", f"run-{number}", 1, 1))

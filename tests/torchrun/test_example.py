@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rendezvous_async.sync import get_free_port
+from tests.ports import free_port
 from tests.torchrun.job import start_job
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torchrun_train.py"
@@ -25,7 +25,7 @@ async def test_the_example_trains_and_goes_on_from_its_checkpoint(
 
 async def train(folder: Path, workers: int, checkpoint: Path, epochs: int) -> str:
     """Run a job of one agent to its end, and return what it wrote."""
-    async with start_job(folder, "async-tcp", f"localhost:{get_free_port()}", "1") as job:
+    async with start_job(folder, "async-tcp", f"localhost:{free_port()}", "1") as job:
         job.script = [str(EXAMPLE), str(checkpoint), str(epochs)]
         agent = await job.start("agent", f"--nproc-per-node={workers}")
         assert await agent.ended() == 0, job.describe()

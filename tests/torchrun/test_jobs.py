@@ -12,10 +12,10 @@ import pytest
 
 import rendezvous_async as rdzv
 from rendezvous_async.core.state import NODES
-from rendezvous_async.sync import get_free_port
 from rendezvous_async.testing.etcd import EtcdCluster, etcd_program
 from tests.blocking import serve_apart
 from tests.cli.support import command
+from tests.ports import free_port
 from tests.torchrun.job import PATIENCE, Agent, Job, start_job
 
 StartJob = Callable[..., AbstractAsyncContextManager[Job]]
@@ -39,7 +39,7 @@ def make_job(tmp_path: Path) -> Iterator[StartJob]:
                     endpoint, _ = stack.enter_context(serve_apart())
                     return "async-tcp", endpoint.removeprefix("tcp://")
                 case _:
-                    return "async-tcp", f"localhost:{get_free_port()}"
+                    return "async-tcp", f"localhost:{free_port()}"
 
         def make(nodes: str, kind: str = "hosted") -> AbstractAsyncContextManager[Job]:
             return start_job(tmp_path, *endpoint_of(kind), nodes)

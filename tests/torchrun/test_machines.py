@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rendezvous_async.sync import get_free_port
 from tests.blocking import linked
+from tests.ports import free_port
 from tests.proof.campaign.namespaces import Link
 from tests.torchrun.job import start_job
 
@@ -35,7 +35,7 @@ def link() -> Iterator[Link]:
 async def test_an_agent_whose_head_resolves_late_is_reached_at_its_own_address(tmp_path: Path, link: Link) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(_LATE.replace("HEAD", link.here))
-    port = get_free_port()
+    port = free_port()
     async with start_job(tmp_path, "async-tcp", f"{link.here}:{port}", "2") as job:
         job.options += ",insecure=true,ranks=sorted"
         job.environment = {"GLOO_SOCKET_IFNAME": link.interface}
@@ -48,7 +48,7 @@ async def test_an_agent_whose_head_resolves_late_is_reached_at_its_own_address(t
 
 
 async def test_an_agent_with_a_loopback_address_says_that_others_cannot_reach_it(tmp_path: Path, link: Link) -> None:
-    port = get_free_port()
+    port = free_port()
     async with start_job(tmp_path, "async-tcp", f"{link.here}:{port}", "2") as job:
         job.options += ",insecure=true"
         await job.start("here")

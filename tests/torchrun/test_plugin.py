@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from rendezvous_async.sync import get_free_port
 from tests.blocking import PATIENCE, damage, in_thread, wait_until
+from tests.ports import free_port
 
 torch_api: Any = pytest.importorskip("torch.distributed.elastic.rendezvous", reason="no torch")
 NAMES = ("async-tcp", "async-etcd", "async-file")
@@ -27,7 +27,7 @@ Make = Callable[..., Any]
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
     """Return what makes handlers of one run."""
-    endpoint = f"127.0.0.1:{get_free_port()}"
+    endpoint = f"127.0.0.1:{free_port()}"
 
     def create(nodes: tuple[int, int] = (1, 2), **options: object) -> Any:
         given = {"last_call_timeout": "1", "regroup_timeout": "0.1", "timeout": 900} | options

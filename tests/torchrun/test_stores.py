@@ -18,11 +18,11 @@ from rendezvous_async.sync import (
     RendezvousStoreInfo,
     RendezvousTimeout,
     barrier,
-    get_free_port,
     store_timeout,
     synchronize,
 )
 from tests.blocking import PATIENCE, in_thread, join_all
+from tests.ports import free_port
 
 dist: Any = pytest.importorskip("torch.distributed", reason="no torch")
 SOON = RendezvousTimeout(timedelta(seconds=PATIENCE), timedelta(seconds=1), timedelta(seconds=10))
@@ -33,7 +33,7 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]
     """Return what connects to one store of torch's, once for each member."""
     match request.param:
         case "tcp":
-            port = get_free_port()
+            port = free_port()
             host = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
             return lambda: host and dist.TCPStore("127.0.0.1", port, None, False)
         case "file":

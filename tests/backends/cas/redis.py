@@ -12,7 +12,7 @@ from threading import Event
 
 import pytest
 
-from rendezvous_async.node.addresses import get_free_port
+from tests.ports import free_port
 
 __all__ = ["redis_server", "start_redis"]
 
@@ -26,7 +26,7 @@ def start_redis(directory: Path) -> Iterator[int]:
     if program is None:
         pytest.skip("no redis-server or valkey-server on PATH (Debian: apt install redis-server)")
     for _ in range(TRIES):
-        port = get_free_port()
+        port = free_port()
         options = ("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
         command = [program, *options, "--dir", str(directory)]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:

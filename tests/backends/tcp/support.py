@@ -22,6 +22,7 @@ from rendezvous_async.backends.tcp.auth import new_nonce
 from rendezvous_async.backends.tcp.versions import PROTOCOLS
 from rendezvous_async.settings import parse_endpoint
 from rendezvous_async.testing.proxy import Proxy
+from tests.ports import free_port
 
 
 class Certificates:
@@ -218,13 +219,6 @@ async def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> No
 def through_proxy(server: TcpServer | ServerProcess) -> Proxy:
     """A proxy in front of a server."""
     return Proxy(*parse_endpoint(server.endpoint).hosts[0])
-
-
-def free_port() -> int:
-    """A port that nobody uses now; the kernel does not hand it out again for a while."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @contextmanager

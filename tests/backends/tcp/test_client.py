@@ -26,7 +26,8 @@ from rendezvous_async.errors import RendezvousConnectionError, RendezvousSession
 from rendezvous_async.settings import parse_endpoint
 from rendezvous_async.testing.conformance.check import Pushed
 from rendezvous_async.testing.proxy import Proxy
-from tests.backends.tcp.support import ServerProcess, connected, driver_of, eventually, free_port, through_proxy
+from tests.backends.tcp.support import ServerProcess, connected, driver_of, eventually, through_proxy
+from tests.ports import free_port
 
 WAIT = 10.0
 

@@ -21,7 +21,8 @@ from rendezvous_async.backends.tcp.addresses import Address, listen_on, resolve
 from rendezvous_async.backends.tcp.options import TcpOptions
 from rendezvous_async.errors import RendezvousConnectionError
 from rendezvous_async.settings import parse_endpoint
-from tests.backends.tcp.support import Process, connect, connected, driver_of, eventually, free_port, taken_port
+from tests.backends.tcp.support import Process, connect, connected, driver_of, eventually, taken_port
+from tests.ports import free_port
 
 NODE = """
 import asyncio, sys

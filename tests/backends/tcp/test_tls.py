@@ -15,7 +15,8 @@ from rendezvous_async.backends.tcp import Limits, serve, wire
 from rendezvous_async.backends.tcp.server.connection import Connection
 from rendezvous_async.backends.tcp.tls import Tls
 from rendezvous_async.errors import RendezvousConnectionError
-from tests.backends.tcp.support import Certificates, RawClient, connected, driver_of, eventually, free_port
+from tests.backends.tcp.support import Certificates, RawClient, connected, driver_of, eventually
+from tests.ports import free_port
 
 
 def server_context(certificates: Certificates) -> ssl.SSLContext:
