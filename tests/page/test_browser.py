@@ -193,8 +193,8 @@ async def test_a_thousand_nodes_are_not_drawn_again_for_one(tmp_path: Path) -> N
         await tab.run("document.querySelector('.nodes').open = true")
         await tab.until("document.querySelectorAll('.nodes tbody tr').length === 1001")
         await tab.run(
-            "added = 0; new MutationObserver(changes => { for (const change of changes) added += change.addedNodes.length; })"
-            ".observe(document.body, {childList: true, subtree: true})"
+            "added = 0; new MutationObserver(changes => { for (const change of changes)"
+            " added += change.addedNodes.length; }).observe(document.body, {childList: true, subtree: true})"
         )
         crowd.add("big", 999, lost=1, round=2)
         await tab.until("document.querySelector('.nodes td.absent')")
