@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from contextvars import Context
 
-__all__ = ["Alarm", "check_asyncio", "lease_now", "now", "wall"]
+__all__ = ["Alarm", "check_asyncio", "lease_now", "now", "stopwatch", "wall"]
 
 _COUNTS_SUSPENSION = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Linux has a separate clock that counts suspensions. On macOS and BSD the monotonic clock does."""
@@ -39,6 +39,12 @@ def check_asyncio() -> None:
 def now() -> float:
     """Return the loop's time in seconds, as ``anyio.current_time()`` does at six times the cost."""
     return asyncio.get_running_loop().time()
+
+
+def stopwatch() -> Callable[[], float]:
+    """Return ``now`` of the running loop as a clock for short work: uvloop's own counts whole milliseconds."""
+    loop = asyncio.get_running_loop()
+    return loop.time if hasattr(loop, "lease_time") else time.monotonic
 
 
 def lease_now(loop: asyncio.AbstractEventLoop | None = None) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
+from rendezvous_async.aio import clock
 from rendezvous_async.backends.base import Put
 from rendezvous_async.backends.tcp import serve
 from rendezvous_async.backends.tcp.addresses import listen_on, resolve
@@ -163,6 +164,8 @@ async def test_stuck_runs_are_shown_before_those_that_changed_last(monkeypatch: 
         for number in range(5):
             s.crowd.add(f"run-{number}", 1)
             s.overview.look()
+            noted = clock.now()
+            await eventually(lambda noted=noted: clock.now() > noted)  # type: ignore[misc]
         await eventually(lambda: s.overview.ranked()[0] == "stuck")
         reader = await s.reader()
         assert ids(reader.last) == ["stuck", "run-4", "run-3"]

@@ -114,7 +114,7 @@ class Journal:
         if self._log.is_long and clock.now() >= self._no_snapshot_before:
             snapshot = self._log.table.snapshot()
         self._writing = True
-        self._began = clock.now()
+        self._began = self._turns.now()
         future = self._thread.submit(self._to_disk, records, snapshot)
         future.add_done_callback(self._call_back)
 
@@ -144,7 +144,7 @@ class Journal:
             self._quiet.set()
             self._on_failure(error if isinstance(error, Exception) else RuntimeError(repr(error)))
             return
-        self.sync_times.add(clock.now() - self._began)
+        self.sync_times.add(self._turns.now() - self._began)
         if future.result():
             self._no_snapshot_before = clock.now() + RETRY_SNAPSHOT
         self._turns.do(self._release)
