@@ -38,7 +38,7 @@ class SimulatedNode:
         self.holds: World | None = None
         self.live = False
         self.paused = False
-        self.generation = 0
+        self.generation: int = 0
         self.task: asyncio.Task[None] | None = None
         self._history = history
 
