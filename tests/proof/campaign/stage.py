@@ -7,10 +7,9 @@ machine allows it, its own network namespace. Faults act on places, and on what 
 from __future__ import annotations
 
 import random
-import socket
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TypeAlias
 
@@ -23,12 +22,10 @@ from tests.proof.campaign.disks import Disk
 from tests.proof.campaign.follower import Follower, LogFollower
 from tests.proof.campaign.namespaces import Link, Links
 
-__all__ = ["FileStage", "Place", "Stage", "StageFault", "free_port"]
+__all__ = ["FileStage", "Place", "Stage", "StageFault"]
 
 NOTEBOOKS = 200_000
 """More bytes than a node writes down in an act: a limit below that would harm the campaign, not the backend."""
-PORTS = range(20000, 32000)
-"""Below those that the system gives to clients: a port must be free again when its server comes back."""
 
 StageFault: TypeAlias = Callable[[random.Random], Awaitable[None]]
 """Does something to the backend itself, mends it again, and returns then."""
@@ -178,12 +175,3 @@ class FileStage(Stage):
 
     async def _fill_disk(self, rng: random.Random) -> None:
         await self._disk.be_full(0.3 + 2 * rng.random())
-
-
-def free_port(rng: random.Random) -> int:
-    """Return a port for a server that is to come back on it."""
-    while True:
-        port = rng.choice(PORTS)
-        with socket.socket() as sock, suppress(OSError):
-            sock.bind(("127.0.0.1", port))
-            return port

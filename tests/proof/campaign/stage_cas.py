@@ -17,9 +17,10 @@ from contextlib import suppress
 
 import anyio
 
+from tests.ports import free_port
 from tests.proof.campaign.aof import AofFollower
 from tests.proof.campaign.redis_scheme import KEY, TOKEN, install
-from tests.proof.campaign.stage import Stage, StageFault, free_port
+from tests.proof.campaign.stage import Stage, StageFault
 
 __all__ = ["CasStage", "redis_program"]
 

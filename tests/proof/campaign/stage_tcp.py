@@ -15,11 +15,12 @@ import anyio
 import msgspec
 
 from rendezvous_async.backends.tcp.server.serving import LOG_NAME
+from tests.ports import free_port
 from tests.proof.campaign.follower import LogFollower
 from tests.proof.campaign.processes import Child
 from tests.proof.campaign.records import Up
 from tests.proof.campaign.server import Options
-from tests.proof.campaign.stage import Place, Stage, StageFault, free_port
+from tests.proof.campaign.stage import Place, Stage, StageFault
 
 __all__ = ["HostedStage", "TcpStage"]
 
